@@ -1,0 +1,77 @@
+# The two commands of the README are `make demo` and `make test`; a contributor repeats `make check`.
+# Needs make and Python 3.11 or newer, nothing else: everything is installed into .venv. Every target can be run again.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format docs check clean
+
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+BIN := .venv/bin
+
+# Idle OpenMP threads that spin take the cores from the ones that work, on a machine with few of them.
+export OMP_WAIT_POLICY ?= PASSIVE
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help:
+	@echo "make demo    install octavo into .venv, fetch the demo model, answer a few questions with it"
+	@echo "make test    install what the tests need and run them"
+	@echo "make lint    ruff (format and rules), mypy --strict, the import contracts"
+	@echo "make format  let ruff rewrite what it can"
+	@echo "make docs    build the documentation into site/, warnings are errors"
+	@echo "make check   lint, docs and test: what a change must pass"
+	@echo "make clean   remove .venv, caches and what was built"
+
+demo: .venv/octavo
+	@echo "==> Preparing the demo model (SmolLM2-135M-Instruct; downloaded and converted once)"
+	$(BIN)/octavo demo-model
+	@echo "==> Answering three questions"
+	$(BIN)/octavo generate --max-tokens 48 demo \
+	    "What is the capital of France?" \
+	    "What is a book made of?" \
+	    "Why do libraries put numbers on their shelves?"
+
+# One torch thread: the tests' tensors are small, and two threads on them only wait for each other.
+test: .venv/octavo-dev
+	@echo "==> Running the tests"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: .venv/octavo-dev
+	@echo "==> ruff"
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	@echo "==> mypy"
+	$(BIN)/mypy
+	@echo "==> import contracts"
+	$(BIN)/lint-imports --no-logo
+
+format: .venv/octavo-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: .venv/octavo-dev
+	@echo "==> Building the documentation into site/"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+check: lint docs test
+
+clean:
+	rm -rf .venv site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+# Stamps: an install is repeated when the metadata or the pins changed, or when .venv was made anew.
+.venv/octavo: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "==> Installing octavo into .venv (PyTorch is large: a few minutes the first time)"
+	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable .
+	@touch $@
+
+.venv/octavo-dev: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "==> Installing octavo with its test, lint and documentation tools into .venv (a few minutes the first time)"
+	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable '.[dev,bench]'
+	@touch $@ .venv/octavo
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "octavo needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) --version 2>&1): make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "==> Creating .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv \
+	    || { rm -rf .venv; echo "$(PYTHON) cannot make virtual environments: on Debian and Ubuntu, apt-get install python3-venv"; exit 1; }

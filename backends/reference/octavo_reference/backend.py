@@ -1,0 +1,135 @@
+"""Attention in pure PyTorch: rows that decode in one batched product over viewed blocks, the others row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec, Capabilities
+from octavo.attention.device import Device
+from octavo.kv.layout import HEAD_MAJOR, Axes, AxesLayout, KVCache
+from octavo_reference.decode import DecodePlan, decode
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """One row with more than one query token, or an idle one."""
+
+    start: int
+    """Its first query token in the packed batch."""
+    length: int
+    context: int
+    blocks: Tensor
+    """[blocks] int64: the blocks of its context."""
+    mask: Tensor | None
+    """[length, context] bool, True where a query sees a key; None: plain causal from the first key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: the rows that decode, together, and the others one by one."""
+
+    decode: DecodePlan | None
+    prefills: tuple[Prefill, ...]
+
+
+class ReferenceBackend(AttentionBackend):
+    """Runs wherever PyTorch does, reads any layout of named axes through its logical view, accumulates in float32."""
+
+    name = "reference"
+    platform = "any"
+    contract = 1
+    priority = 0
+    capabilities = Capabilities(
+        dtypes=_FLOATS,
+        kv_dtypes=_FLOATS,
+        head_sizes=(...,),
+        block_sizes=(64, ...),
+        features=frozenset({"window", "softcap", "sinks"}),
+        prefix_caching=True,
+    )
+    layout_type = HEAD_MAJOR
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        block_size: int,
+        device: Device,
+        options: Mapping[str, Any] | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        """Takes the option `layout`: key axes, or [key axes, value axes], e.g. "block slot head dim"."""
+        options = dict(options or {})
+        axes = options.pop("layout", None)
+        super().__init__(spec, block_size, device, options, sinks)
+        if axes is not None:
+            self.layout = Axes(*([axes] if isinstance(axes, str) else axes))(spec, block_size)
+
+    def plan(self, batch: AttentionBatch, bucket: int | None = None) -> Plan:
+        """Read the step's lengths and tables on the host, once for all layers."""
+        contexts = batch.context_lengths.tolist()
+        starts = batch.query_starts.tolist()
+        table = batch.block_table.cpu().numpy()
+        decoding = DecodePlan.build(self.spec, self.block_size, table[: batch.decodes], contexts[: batch.decodes], batch)
+        prefills = tuple(
+            self._prefill(starts[row], starts[row + 1] - starts[row], contexts[row], batch.block_table[row])
+            for row in range(batch.decodes, len(contexts))
+            if starts[row + 1] > starts[row]
+        )
+        return Plan(decoding, prefills)
+
+    def _prefill(self, start: int, length: int, context: int, table: Tensor) -> Prefill:
+        blocks = table[: -(-context // self.block_size)].long()
+        window = self.spec.window
+        if context == length and (window is None or window >= context):
+            return Prefill(start, length, context, blocks, None)
+        query = torch.arange(context - length, context, device=table.device)[:, None]
+        key = torch.arange(context, device=table.device)[None]
+        mask = key <= query
+        if window is not None:
+            mask &= key > query - window
+        return Prefill(start, length, context, blocks, mask)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, plan: Plan, layer: int) -> Tensor:
+        """[tokens, heads, head_size]; rows of padding come out as zeros."""
+        layout = cast(AxesLayout, self.layout)
+        sinks = None if self.sinks is None else self.sinks[layer]
+        out = query.new_zeros(query.shape)
+        if plan.decode is not None:
+            out[: plan.decode.rows] = decode(self.spec, layout, cache, layer, query[: plan.decode.rows], plan.decode, sinks)
+        for row in plan.prefills:
+            tokens = slice(row.start, row.start + row.length)
+            if row.context == row.length:
+                keys, values = key[tokens], value[tokens]
+            else:
+                keys, values = (held.flatten(0, 1)[: row.context] for held in layout.read_blocks(cache, layer, row.blocks))
+            out[tokens] = self._attend_row(query[tokens], keys.to(query.dtype), values.to(query.dtype), row.mask, sinks)
+        return out
+
+    def _attend_row(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None) -> Tensor:
+        """One row: query [length, heads, size], key and value [context, kv_heads, size] -> [length, heads, size]."""
+        query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+        if self.spec.softcap is None and sinks is None:
+            return functional.scaled_dot_product_attention(
+                query[None], key[None], value[None], mask, is_causal=mask is None, scale=self.spec.scale, enable_gqa=True
+            )[0].transpose(0, 1)
+        length, context = query.shape[1], key.shape[1]
+        if mask is None:
+            mask = torch.ones(length, context, dtype=torch.bool, device=query.device).tril()
+        grouped = query.float().reshape(self.spec.kv_heads, -1, self.spec.head_size) * self.spec.scale
+        scores = (grouped @ key.float().transpose(1, 2)).view(self.spec.heads, length, context)
+        if self.spec.softcap is not None:
+            scores = self.spec.softcap * torch.tanh(scores / self.spec.softcap)
+        scores = scores.masked_fill(~mask, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.float().view(-1, 1, 1).expand(-1, length, 1)], dim=-1)
+        weights = scores.softmax(-1)[..., :context].reshape(self.spec.kv_heads, -1, context)
+        out = (weights @ value.float()).view(self.spec.heads, length, -1)
+        return out.transpose(0, 1).to(query.dtype)

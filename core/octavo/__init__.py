@@ -1,0 +1,40 @@
+"""octavo serves language models from a paged key-value cache, with the attention of each accelerator as a plugin.
+
+The public names are loaded when they are first used, so that ``import octavo`` and ``octavo --help`` do not wait for
+torch and transformers.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.attention.contract import AttentionBackend
+    from octavo.engine.sampling_params import SamplingParams
+    from octavo.hooks import hookimpl
+    from octavo.kv.layout import KVCacheLayout
+    from octavo.llm import LLM
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "AttentionBackend", "KVCacheLayout", "SamplingParams", "__version__", "hookimpl"]
+
+_HOMES = {
+    "LLM": "octavo.llm",
+    "SamplingParams": "octavo.engine.sampling_params",
+    "AttentionBackend": "octavo.attention.contract",
+    "KVCacheLayout": "octavo.kv.layout",
+    "hookimpl": "octavo.hooks",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its home on first use (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted(__all__)

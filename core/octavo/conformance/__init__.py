@@ -1,0 +1,11 @@
+"""The conformance suite: what every attention backend must pass.
+
+Its truth is float64 attention over the unpaged history that a case keeps, so it shares no code with what it tests; its
+caches start dirty. Run `octavo conformance NAME`, or subclass `Suite` in a test.
+"""
+
+from octavo.conformance import cases, layouts, promises, replay
+from octavo.conformance.runner import run
+from octavo.conformance.suite import Suite
+
+__all__ = ["Suite", "cases", "layouts", "promises", "replay", "run"]

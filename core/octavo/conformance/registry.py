@@ -1,0 +1,109 @@
+"""The cases, in the order in which they are run, and what one run of one is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+from zlib import crc32
+
+from octavo.attention.check import describe
+from octavo.attention.contract import AttentionBackend, Capabilities
+from octavo.attention.device import Device
+from octavo.conformance.configuration import Configuration
+from octavo.conformance.stage import Stage
+from octavo.conformance.truth import EXACT, Deviation, Fault
+
+Grid = Callable[[Capabilities], Iterator[Configuration]]
+Play = Callable[[Stage], None]
+Result = Literal["passed", "failed", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing that a backend must do right, and the configurations in which it must."""
+
+    name: str
+    meaning: str
+    play: Play
+    """Raises Fault."""
+    grid: Grid
+    needs: Callable[[Capabilities], bool]
+    """Is it declared?"""
+
+    def configurations(self, capabilities: Capabilities) -> list[Configuration]:
+        """None where the backend does not declare what the case is about."""
+        return list(self.grid(capabilities)) if self.needs(capabilities) else []
+
+
+CASES: dict[str, Case] = {}
+"""Every case by its name."""
+
+
+def case(grid: Grid, needs: Callable[[Capabilities], bool] = lambda _: True) -> Callable[[Play], Play]:
+    """Register a function as a case: its name with hyphens, its docstring's first line as the meaning."""
+
+    def register(play: Play) -> Play:
+        name = play.__name__.replace("_", "-")
+        CASES[name] = Case(name, (play.__doc__ or "").splitlines()[0], play, grid, needs)
+        return play
+
+    return register
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one trial."""
+
+    result: Result
+    """`error`: the backend has raised."""
+    reason: str
+    deviation: Deviation
+    limit: Deviation
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One case in one configuration, on one backend and device. The same seed gives the same numbers anywhere."""
+
+    case: Case
+    configuration: Configuration
+    backend: type[AttentionBackend]
+    device: Device
+    seed: int = 0
+
+    def __str__(self) -> str:
+        """E.g. `decode[fp32-4/2x64-b16-nan]`: what `--only` takes."""
+        return f"{self.case.name}[{self.configuration}]"
+
+    def stage(self) -> Stage:
+        """A new backend object and a dirty cache."""
+        seed = crc32(str(self).encode()) + self.seed
+        return Stage(self.backend, self.configuration, self.device, seed)
+
+    def run(self) -> Outcome:
+        """Play the case; whatever the backend raises is an outcome too."""
+        start, stage = time.perf_counter(), None
+        result: Result = "passed"
+        reason = ""
+        try:
+            stage = self.stage()
+            self.case.play(stage)
+        except Fault as fault:
+            result, reason = "failed", str(fault)
+        except Exception as error:
+            result, reason = "error", describe(error)
+        deviation, limit = (EXACT, EXACT) if stage is None else (stage.deviation, stage.limit)
+        return Outcome(result, reason, deviation, limit, time.perf_counter() - start)
+
+
+def trials(backend: type[AttentionBackend], device: Device, only: str | None = None, seed: int = 0) -> list[Trial]:
+    """Every trial that follows from what `backend` declares; `only`: a case's name, or one trial as `str` gives it."""
+    found = [
+        Trial(case, configuration, backend, device, seed)
+        for case in CASES.values()
+        for configuration in case.configurations(backend.capabilities)
+    ]
+    return [trial for trial in found if only in (None, trial.case.name, str(trial))]

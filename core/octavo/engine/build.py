@@ -1,0 +1,112 @@
+"""From a model and settings to an engine: inspect the layers, choose a backend, size the cache."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from octavo.attention.device import Device
+from octavo.attention.select import Selection, choose
+from octavo.engine.engine import Engine
+from octavo.engine.runner import Runner
+from octavo.engine.scheduler import Limits, Scheduler
+from octavo.kv.budget import blocks_for_bytes, blocks_for_tokens, refusal
+from octavo.kv.manager import KVCacheManager
+from octavo.models import bridge
+from octavo.models.load import LoadedModel
+from octavo.models.pack import pack
+from octavo.plugins import Plugins
+from octavo.settings import Settings, SettingsError
+
+logger = logging.getLogger(__name__)
+
+CPU_SHARE = 0.25
+"""Of the free host memory that the cache takes on a CPU when the user names no size: the machine has others to serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine, and what was decided on the way."""
+
+    engine: Engine
+    selection: Selection
+    block_bytes: int
+    """Of one block in all groups together."""
+
+
+def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugins: Plugins) -> Built:
+    """Bind the model's attention to a backend. Raises UnsupportedModel, BackendUnavailable or SettingsError, with reasons."""
+    pack(loaded.model)
+    calls = bridge.inspect(loaded.model)
+    kv_dtype = loaded.dtype if settings.kv_cache_dtype == "auto" else getattr(torch, settings.kv_cache_dtype)
+    alike = bridge.groups(calls, loaded.dtype, kv_dtype)
+    specs = [spec for spec, _ in alike]
+    selection = choose(
+        specs, device, attention=settings.attention, block_size=settings.block_size,
+        prefix_caching=settings.prefix_caching, plugins=plugins,
+    )  # fmt: skip
+    logger.info(selection.summary())
+    options = settings.attention_options
+    backends = [selection.build(spec, device, options, bridge.sinks(calls, members)) for spec, members in alike]
+    block_bytes = sum(backend.layout.block_bytes for backend in backends)
+    num_blocks = _num_blocks(settings, selection.block_size, block_bytes, device)
+    limits = _limits(loaded, settings, selection, num_blocks, block_bytes)
+    groups = []
+    for backend, (_, members) in zip(backends, alike, strict=True):
+        group = bridge.AttentionGroup(backend, backend.layout.allocate(num_blocks, device.torch_device))
+        bridge.bind(calls, members, group)
+        groups.append(group)
+    prefix_caching = selection.capabilities.prefix_caching and settings.prefix_caching is not False
+    scheduler = Scheduler(KVCacheManager(num_blocks, selection.block_size, prefix_caching), limits)
+    runner = Runner(loaded.model, groups, device.torch_device)
+    return Built(Engine(scheduler, runner, loaded.eos_token_ids, _vocab_size(loaded.model)), selection, block_bytes)
+
+
+def _num_blocks(settings: Settings, block_size: int, block_bytes: int, device: Device) -> int:
+    """Blocks of the cache, block 0 included: as many as the user asks for, or as the free memory holds."""
+    free = device.memory().free
+    if settings.max_batch_total_tokens is None:
+        share = CPU_SHARE if device.name == "cpu" else settings.tgi_wiggle_room
+        return blocks_for_bytes(int(free * share), block_bytes)
+    num_blocks = blocks_for_tokens(settings.max_batch_total_tokens, block_size) + 1
+    if num_blocks * block_bytes > free:
+        most = (blocks_for_bytes(free, block_bytes) - 1) * block_size
+        raise SettingsError(
+            f"max_batch_total_tokens is {settings.max_batch_total_tokens}: that cache needs {num_blocks * block_bytes} bytes, "
+            f"{free} are free on {device.name}; give at most {max(most, 0)}"
+        )
+    return num_blocks
+
+
+def _limits(loaded: LoadedModel, settings: Settings, selection: Selection, num_blocks: int, block_bytes: int) -> Limits:
+    spare = selection.capabilities.spare_slots
+    capacity = (num_blocks - 1) * selection.block_size - spare
+    model_limit = loaded.max_position or capacity
+    total = settings.max_total_tokens or min(model_limit, capacity)
+    if total > model_limit:
+        raise SettingsError(f"max_total_tokens is {total}, the model takes at most {model_limit} positions: lower it")
+    if reason := refusal(num_blocks, selection.block_size, block_bytes, total + spare):
+        raise SettingsError(reason)
+    chunk = settings.max_batch_prefill_tokens
+    if not selection.capabilities.prefix_caching:
+        # A prompt cannot be computed in pieces where a query must not start behind older keys.
+        chunk = max(chunk, total)
+    return Limits(
+        max_input_tokens=min(settings.max_input_tokens or total - 1, total - 1),
+        max_total_tokens=total,
+        max_batch_prefill_tokens=chunk,
+        max_batch_size=settings.max_batch_size,
+        waiting_served_ratio=settings.waiting_served_ratio,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        spare_slots=spare,
+    )
+
+
+def _vocab_size(model: PreTrainedModel) -> int:
+    embeddings = cast(nn.Embedding, model.get_input_embeddings())
+    return embeddings.num_embeddings

@@ -1,0 +1,154 @@
+"""The loop: requests in, tokens out, one step at a time."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from octavo.engine.request import FinishReason, Request
+from octavo.engine.runner import Runner, StepResult
+from octavo.engine.sampler import LogitsProcessor, TokenLogprobs
+from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.scheduler import RequestRefused, Schedule, Scheduler
+from octavo.engine.step import Step, build
+from octavo.kv.node import Namespace
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Output:
+    """What one step brought one request."""
+
+    request_id: int
+    token_id: int | None = None
+    logprob: float | None = None
+    top: list[tuple[int, float]] = field(default_factory=list)
+    """The likeliest tokens with their log-probabilities, when asked for."""
+    prompt: TokenLogprobs | None = None
+    """Log-probabilities of the next prompt positions, when asked for."""
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    cached_tokens: int = 0
+    """Prompt tokens that were taken from the cache."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """Runs requests step by step. Whoever calls it turns text into tokens and back."""
+
+    scheduler: Scheduler
+    runner: Runner
+    end_ids: frozenset[int]
+    """Tokens that end a sequence unless its request ignores them."""
+    vocab_size: int
+    steps: int = 0
+    _requests: dict[int, Request] = field(default_factory=dict)
+    _processors: dict[int, Sequence[LogitsProcessor]] = field(default_factory=dict)
+    _ids: itertools.count[int] = field(default_factory=itertools.count)
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        namespace: Namespace | None = None,
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> int:
+        """Queue one sequence and return its id. Raises RequestRefused, with the numbers, if it can never be served."""
+        tokens = self._checked(prompt)
+        limits = self.scheduler.limits
+        capacity = (self.scheduler.kv.pool.num_blocks - 1) * self.scheduler.kv.block_size - limits.spare_slots
+        longest = max(min(limits.max_total_tokens, capacity), len(tokens) + 1)
+        max_length = longest if params.max_tokens is None else len(tokens) + params.max_tokens
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
+        request = Request.new(next(self._ids), tokens, max_length, params, seed, ends, namespace or Namespace())
+        self.scheduler.submit(request)
+        self._requests[request.id] = request
+        if processors:
+            self._processors[request.id] = processors
+        return request.id
+
+    def _checked(self, prompt: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        tokens = np.asarray(prompt, dtype=np.int64).reshape(-1)
+        if not tokens.size:
+            raise RequestRefused("the prompt has no tokens: give at least one")
+        outside = tokens[(tokens < 0) | (tokens >= self.vocab_size)]
+        if outside.size:
+            raise RequestRefused(f"token id {outside[0]} of the prompt is not in the vocabulary: 0 to {self.vocab_size - 1}")
+        return tokens.astype(np.int32)
+
+    def cancel(self, request_id: int) -> None:
+        """Forget a request; its blocks are free at once. An id that is unknown, or already ended, is no error."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.scheduler.cancel(request)
+            self._forget(request_id)
+
+    @property
+    def busy(self) -> bool:
+        """Is there anything to run?"""
+        return bool(self._requests)
+
+    def step(self) -> list[Output]:
+        """Run one step. A step that fails costs its own requests, with the reason, and nobody else's."""
+        schedule = self.scheduler.schedule()
+        if not schedule.rows:
+            return []
+        self.steps += 1
+        try:
+            step = build(schedule, self.scheduler.kv.block_size, self._processors)
+            result = self.runner.run(step)
+        except Exception as error:
+            logger.exception("a step of %d requests failed", len(schedule.rows))
+            return [self._fail(row.request, error) for row in schedule.rows]
+        return self._complete(schedule, step, result)
+
+    def _complete(self, schedule: Schedule, step: Step, result: StepResult) -> list[Output]:
+        outputs: dict[int, Output] = {}
+        for wanted, logprobs in zip(step.prompts, result.prompts, strict=True):
+            request = schedule.rows[wanted.row].request
+            request.prompt_reported += wanted.tokens
+            outputs[request.id] = self._output(request, prompt=logprobs)
+        due = 0
+        for row in schedule.rows:
+            request = row.request
+            if not row.samples:
+                self.scheduler.complete(row, None)
+                continue
+            token = int(result.sampled.token_ids[due])
+            output = outputs.setdefault(request.id, self._output(request))
+            output.token_id = token
+            self._add_logprobs(output, request.params, result, due)
+            output.finish_reason = self.scheduler.complete(row, token)
+            if output.finish_reason is not None:
+                self._forget(request.id)
+            due += 1
+        return list(outputs.values())
+
+    def _output(self, request: Request, prompt: TokenLogprobs | None = None) -> Output:
+        return Output(request.id, cached_tokens=request.cached_tokens or 0, prompt=prompt)
+
+    def _add_logprobs(self, output: Output, params: SamplingParams, result: StepResult, row: int) -> None:
+        sampled = result.sampled
+        if sampled.logprobs is not None and not np.isnan(sampled.logprobs[row]):
+            output.logprob = float(sampled.logprobs[row])
+        if params.logprobs and sampled.top_token_ids is not None and sampled.top_logprobs is not None:
+            ids, logprobs = sampled.top_token_ids[row], sampled.top_logprobs[row]
+            output.top = list(zip(ids.tolist(), logprobs.tolist(), strict=True))
+
+    def _fail(self, request: Request, error: Exception) -> Output:
+        output = self._output(request)
+        output.finish_reason, output.error = FinishReason.ERROR, f"{type(error).__name__}: {error}"
+        self.scheduler.cancel(request, insert=False)
+        self._forget(request.id)
+        return output
+
+    def _forget(self, request_id: int) -> None:
+        self._requests.pop(request_id, None)
+        self._processors.pop(request_id, None)

@@ -1,0 +1,84 @@
+"""The model on the device: one step's arrays in, sampled tokens out. It never sees a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from octavo.attention.contract import AttentionBatch
+from octavo.engine.sampler import Sampled, Sampler, TokenLogprobs, prompt_logprobs
+from octavo.engine.step import Step
+from octavo.models.bridge import AttentionGroup
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Of the sampling rows in their order, and of each of the step's `prompts`."""
+
+    sampled: Sampled
+    prompts: Sequence[TokenLogprobs]
+
+
+class Runner:
+    """A model whose attention layers are bound to groups, on one device."""
+
+    def __init__(self, model: PreTrainedModel, groups: Sequence[AttentionGroup], device: torch.device) -> None:
+        self.model = model
+        self.groups = groups
+        self.device = device
+        self.sampler = Sampler()
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> StepResult:
+        """Copy blocks, compute, sample. Raises what the model, the backend or the device raises."""
+        self._copy(step.copies)
+        batch = self._batch(step)
+        for group in self.groups:
+            group.begin(batch)
+        logits = self._forward(step)
+        sampling = len(step.sampling)
+        sampled = self.sampler(logits[:sampling], step.sampling, step.processors)
+        prompts = []
+        start = sampling
+        for prompt in step.prompts:
+            prompts.append(prompt_logprobs(logits[start : start + prompt.tokens], prompt.next_ids, prompt.top))
+            start += prompt.tokens
+        return StepResult(sampled, prompts)
+
+    def _forward(self, step: Step) -> Tensor:
+        """Logits [len(step.logits_of), vocab] of the packed tokens, which are one sequence to the model."""
+        output = self.model(
+            input_ids=self._tensor(step.token_ids)[None],
+            position_ids=self._tensor(step.positions)[None],
+            use_cache=False,
+            logits_to_keep=self._tensor(step.logits_of),
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def _batch(self, step: Step) -> AttentionBatch:
+        return AttentionBatch(
+            query_starts=self._tensor(step.query_starts),
+            context_lengths=self._tensor(step.context_lengths),
+            block_table=self._tensor(step.block_table),
+            slots=self._tensor(step.slots),
+            max_query=int(np.diff(step.query_starts).max()),
+            max_context=int(step.context_lengths.max()),
+            decodes=step.decodes,
+        )
+
+    def _copy(self, copies: NDArray[np.int64]) -> None:
+        if copies.size:
+            sources, targets = self._tensor(copies[:, 0].copy()), self._tensor(copies[:, 1].copy())
+            for group in self.groups:
+                group.backend.layout.copy_blocks(group.cache, sources, targets)
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self.device)

@@ -1,0 +1,236 @@
+"""Which tokens run next, and who holds blocks for them.
+
+Continuous batching: every step takes one token of each request that decodes, then prompt chunks under a token budget, in
+the order of arrival. A request grows by a block when its next token needs one. When none is left, cached prefixes are
+evicted, then the newest request is preempted: its blocks go into the prefix tree, so its return recomputes little.
+The oldest request always runs, and a request that fits the cache alone is the only kind admitted, so all of them end.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.engine.request import FinishReason, Request
+from octavo.kv.budget import blocks_for_tokens
+from octavo.kv.manager import KVCacheManager
+
+_ID = attrgetter("id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The scheduler's knobs, with TGI's names and meaning."""
+
+    max_input_tokens: int
+    """The longest prompt."""
+    max_total_tokens: int
+    """The longest prompt and answer together."""
+    max_batch_prefill_tokens: int
+    """Prompt tokens computed in one step, all requests together: longer prompts are computed in chunks."""
+    max_batch_size: int | None = None
+    """Requests that run at once; None: as many as the cache holds."""
+    waiting_served_ratio: float | None = None
+    """While requests decode, newcomers wait until they are this fraction of those running; None: they never wait."""
+    max_waiting_tokens: int | None = None
+    """But no longer than this many decode steps."""
+    spare_slots: int = 0
+    """Slots that the attention backend wants beyond a request's tokens."""
+
+
+class RequestRefused(ValueError):
+    """A request that can never be served, with the numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRow:
+    """The next `count` tokens of a request, from `start` on."""
+
+    request: Request
+    start: int
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        """Do these tokens reach the end of what is known, so that the next one is sampled?"""
+        return self.start + self.count == self.request.length
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One step: rows, those of one token first, and the blocks to copy before."""
+
+    rows: list[ScheduledRow]
+    decodes: int
+    copies: list[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Queue, running requests and their blocks. Python and numpy only: it never touches a tensor."""
+
+    kv: KVCacheManager
+    limits: Limits
+    waiting: list[Request] = field(default_factory=list)
+    """In the order of arrival, as is `running`."""
+    running: list[Request] = field(default_factory=list)
+    preemptions: int = 0
+    _waited: int = 0
+    """Decode steps since newcomers were last let in."""
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises RequestRefused, with the numbers, for one that can never be served."""
+        self._check(request)
+        bisect.insort(self.waiting, request, key=_ID)
+
+    def _check(self, request: Request) -> None:
+        limits, prompt = self.limits, request.prompt_length
+        if prompt > limits.max_input_tokens:
+            raise RequestRefused(
+                f"the prompt has {prompt} tokens, the limit is {limits.max_input_tokens} (max_input_tokens): shorten it"
+            )
+        if request.max_length > limits.max_total_tokens:
+            raise RequestRefused(
+                f"{prompt} prompt tokens and {request.max_length - prompt} new ones (max_tokens) are {request.max_length}, the "
+                f"limit is {limits.max_total_tokens} (max_total_tokens): ask for at most {limits.max_total_tokens - prompt}"
+            )
+        needed = blocks_for_tokens(request.max_length + limits.spare_slots, self.kv.block_size)
+        if needed > self.kv.pool.num_blocks - 1:
+            raise RequestRefused(
+                f"{request.max_length} tokens need {needed} blocks of {self.kv.block_size}, the whole cache has "
+                f"{self.kv.pool.num_blocks - 1}: ask for fewer tokens or raise max_batch_total_tokens"
+            )
+
+    def cancel(self, request: Request, insert: bool = True) -> None:
+        """Forget a request, wherever it is; its blocks are free, or cached for others, at once."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif request in self.running:
+            self._stop(request, insert)
+
+    def schedule(self) -> Schedule:
+        """Choose the next step's rows and give them their blocks. Empty when nothing can run."""
+        rows, budget = self._continue()
+        rows += self._admit(budget, decoding=any(row.count == 1 for row in rows))
+        rows.sort(key=lambda row: row.count > 1)
+        return Schedule(rows, sum(row.count == 1 for row in rows), self.kv.take_copies())
+
+    def _continue(self) -> tuple[list[ScheduledRow], int]:
+        """Running requests, oldest first, and the budget that they leave; those that find no block preempt the newest."""
+        rows: list[ScheduledRow] = []
+        budget = self.limits.max_batch_prefill_tokens
+        position = 0
+        while position < len(self.running):
+            request = self.running[position]
+            left = request.length - request.computed
+            count = left if left == 1 else min(left, budget)
+            if count and not self._grow(request, count):
+                self._preempt(self.running[-1])
+                continue
+            if count:
+                rows.append(ScheduledRow(request, request.computed, count))
+                budget -= count if left > 1 else 0
+            position += 1
+        return rows, budget
+
+    def _admit(self, budget: int, decoding: bool) -> Iterator[ScheduledRow]:
+        """Newcomers in the order of arrival, as long as tokens, blocks and places last."""
+        if decoding and self._patience():
+            return
+        for request in list(self.waiting):
+            if budget < 1 or len(self.running) == self.limits.max_batch_size:
+                return
+            if self._awaits(request):
+                continue
+            table = request.table = self.kv.admit(request.known, request.namespace, request.uses_cache)
+            count = min(request.length - table.computed, budget)
+            if not (self._has_room(request) and self._grow(request, count)):
+                self._release(request)
+                return
+            if request.cached_tokens is None:
+                request.cached_tokens = table.computed
+            self.waiting.remove(request)
+            bisect.insort(self.running, request, key=_ID)
+            self._waited = 0
+            budget -= count
+            yield ScheduledRow(request, table.computed, count)
+
+    def _patience(self) -> bool:
+        """Do newcomers wait a little more, so that those that decode are interrupted less often?"""
+        ratio, most = self.limits.waiting_served_ratio, self.limits.max_waiting_tokens
+        if (ratio is None and most is None) or not self.waiting:
+            return False
+        self._waited += 1
+        enough = ratio is not None and len(self.waiting) >= ratio * len(self.running)
+        return not enough and (most is None or self._waited <= most)
+
+    def _awaits(self, request: Request) -> bool:
+        """Is a longer prefix of it than is cached being computed right now? Then it waits a step and shares it."""
+        if not (self.kv.prefix_caching and request.uses_cache):
+            return False
+        cached: int | None = None
+        for leader in self.running:
+            if leader.computed >= leader.length - 1 or not leader.uses_cache or leader.namespace != request.namespace:
+                continue
+            shared = _common_prefix(leader.known, request.known[:-1])
+            shared -= shared % self.kv.block_size
+            if shared and cached is None:
+                cached = self.kv.peek(request.known, request.namespace)
+            if cached is not None and shared > cached:
+                return True
+        return False
+
+    def _has_room(self, request: Request) -> bool:
+        """Room for all of it that is known, and a block for everyone's next tokens: else it would soon be preempted."""
+        if not self.running or request.table is None:
+            return True
+        needed = blocks_for_tokens(request.length + self.limits.spare_slots, self.kv.block_size) - request.table.count
+        return needed + len(self.running) <= self.kv.available
+
+    def _grow(self, request: Request, count: int) -> bool:
+        assert request.table is not None, "a running request has a table"
+        return self.kv.grow(request.table, request.computed + count + self.limits.spare_slots)
+
+    def _preempt(self, request: Request) -> None:
+        self.preemptions += 1
+        self._stop(request)
+        bisect.insort(self.waiting, request, key=_ID)
+
+    def _stop(self, request: Request, insert: bool = True) -> None:
+        self.running.remove(request)
+        self._release(request, insert)
+
+    def _release(self, request: Request, insert: bool = True) -> None:
+        assert request.table is not None, "a running request has a table"
+        self.kv.release(request.table, request.known, insert)
+        request.table = None
+
+    def complete(self, row: ScheduledRow, token: int | None) -> FinishReason | None:
+        """A row's keys and values are written, and its next token sampled if it was due. Says if the request ended."""
+        request, table = row.request, row.request.table
+        assert table is not None, "a scheduled request has a table"
+        table.computed = row.start + row.count
+        if table.computed <= request.prompt_length or row.count > 1:
+            self.kv.commit(table, request.known)
+        if token is None:
+            return None
+        request.append(token)
+        reason = request.ending(token)
+        if reason is not None:
+            self._stop(request)
+        return reason
+
+
+def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+    """How many leading tokens are equal."""
+    length = min(len(a), len(b))
+    if not length or a[0] != b[0]:
+        return 0
+    differ = a[:length] != b[:length]
+    first = int(differ.argmax())
+    return first if differ[first] else length

@@ -1,0 +1,233 @@
+"""How keys and values lie in a block: the only code that knows strides."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.attention.contract import AttentionSpec
+
+
+class LayoutType(Protocol):
+    """Makes layouts, e.g. an `Axes`."""
+
+    def __call__(self, spec: AttentionSpec, block_size: int) -> KVCacheLayout:
+        """The layout of one group of layers, `block_size` tokens a block."""
+
+
+VECTOR_BYTES = 16
+"""The width of one vector load: the packed axis x of a layout that splits another axis holds this many bytes."""
+
+
+class KVCacheLayout(ABC):
+    """Shapes, gather and scatter of the cache of one group of layers. The cache itself is opaque to everyone else."""
+
+    @property
+    @abstractmethod
+    def block_bytes(self) -> int:
+        """Bytes of one block: keys and values of all layers of the group."""
+
+    @abstractmethod
+    def allocate(self, num_blocks: int, device: torch.device) -> Any:
+        """Room for `num_blocks` blocks, block 0 among them. What it holds at first is undefined."""
+
+    @abstractmethod
+    def write(self, cache: Any, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
+        """Put key, value [tokens, kv_heads, head_size] at slots [tokens] int64; slot -1 changes nothing."""
+
+    @abstractmethod
+    def read(self, cache: Any, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values at slots [tokens] int64, each [tokens, kv_heads, head_size], copies."""
+
+    @abstractmethod
+    def copy_blocks(self, cache: Any, sources: Tensor, targets: Tensor) -> None:
+        """Copy whole blocks, all layers; sources, targets: [n] int64. All are read before any is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Keys and values of each layer of a group, in the shapes of an `AxesLayout`."""
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """A layout by the names of its axes, outermost first: `block`, `slot`, `head`, `dim` in any order.
+
+    One axis may be split, its inner part packed elsewhere: "block head dim/x slot x" keeps x = 16 bytes of a head's
+    elements together. `value` is as `key` unless given. An `Axes` is a `LayoutType`: call it with a spec and block size.
+    """
+
+    key: str
+    value: str | None = None
+
+    def __call__(self, spec: AttentionSpec, block_size: int) -> AxesLayout:
+        """The layout for one group of layers. Raises ValueError, with the axis at fault, on axes that make no sense."""
+        if block_size < 1:
+            raise ValueError(f"block_size is {block_size}, it must be at least 1")
+        sizes = {"slot": block_size, "head": spec.kv_heads, "dim": spec.head_size}
+        pack = max(1, VECTOR_BYTES // spec.kv_dtype.itemsize)
+        key = _Order.parse(self.key, sizes, pack)
+        value = key if self.value is None else _Order.parse(self.value, sizes, pack)
+        return AxesLayout(spec.layers, block_size, spec.kv_dtype, key, value)
+
+
+TOKEN_MAJOR = Axes("block slot head dim")
+"""A token's heads together: flash-attention's and FlashInfer's NHD."""
+HEAD_MAJOR = Axes("block head slot dim")
+"""A head's tokens together: FlashInfer's HND, and what matrix products on a CPU like."""
+PACKED = Axes("block head dim/x slot x", "block head dim slot")
+"""The layout of the first PagedAttention kernels (arXiv 2309.06180)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """One tensor's axes: shape without the block axis, and how to see it as [block, slot, head, dim]."""
+
+    shape: tuple[int, ...]
+    block: int
+    """Where the block axis stands."""
+    logical: tuple[int, ...]
+    """Permutation to block, slot, head, dim, a split axis followed by its packed part."""
+    parts: tuple[tuple[int, ...], ...]
+    """Sizes of slot, head and dim, each one number, or two where split."""
+
+    @classmethod
+    def parse(cls, axes: str, sizes: dict[str, int], pack: int) -> _Order:
+        names = axes.split()
+        packed = [name.removesuffix("/x") for name in names if name.endswith("/x")]
+        bare = [name.removesuffix("/x") for name in names if name != "x"]
+        _check(axes, bare, packed, names.count("x"))
+        if packed and sizes[packed[0]] % pack:
+            raise ValueError(f'axis {packed[0]}/x of "{axes}": {sizes[packed[0]]} is not a multiple of x = {pack}')
+        extent = {name: (sizes[name] // pack, pack) if name in packed else (sizes[name],) for name in sizes}
+        plain = {"x": pack, "block": 0} | {name: parts[0] for name, parts in extent.items()}
+        logical = [_position(names, "block")]
+        for name in ("slot", "head", "dim"):
+            logical += [_position(names, name)] + ([names.index("x")] if name in packed else [])
+        shape = tuple(plain[name.removesuffix("/x")] for name in names)
+        return cls(shape, logical[0], tuple(logical), tuple(extent[name] for name in ("slot", "head", "dim")))
+
+    def allocate(self, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        shape = (*self.shape[: self.block], num_blocks, *self.shape[self.block + 1 :])
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """[block, slot, head, dim], a split axis as two: a view."""
+        return tensor.permute(self.logical)
+
+    def index(self, slots: Tensor) -> tuple[Tensor, ...]:
+        """What indexes `view` so that [tokens, head, dim] comes out, a split head or dim as two."""
+        (slot_parts, _, _), block_size = self.parts, math.prod(self.parts[0])
+        block, offset = slots // block_size, slots % block_size
+        return (block, offset) if len(slot_parts) == 1 else (block, offset // slot_parts[1], offset % slot_parts[1])
+
+    @property
+    def token_shape(self) -> tuple[int, ...]:
+        """Shape of one token's heads as `view` has them."""
+        return (*self.parts[1], *self.parts[2])
+
+
+def _position(names: list[str], name: str) -> int:
+    """Where an axis stands, split or not."""
+    return names.index(name) if name in names else names.index(f"{name}/x")
+
+
+def _check(axes: str, bare: list[str], packed: list[str], inner: int) -> None:
+    for name in bare:
+        if name not in ("block", "slot", "head", "dim"):
+            raise ValueError(f'axis {name} of "{axes}" is not one of block, slot, head, dim, or the packed part x')
+        if bare.count(name) > 1:
+            raise ValueError(f'axis {name} stands {bare.count(name)} times in "{axes}"')
+    for name in ("block", "slot", "head", "dim"):
+        if name not in bare:
+            raise ValueError(f'axis {name} is missing in "{axes}"')
+    if "block" in packed:
+        raise ValueError(f'axis block/x of "{axes}": blocks cannot be packed, their number is not fixed')
+    if len(packed) > 1:
+        raise ValueError(f'axis {packed[1]}/x of "{axes}": only one axis can be split, {packed[0]} is already')
+    if len(packed) != inner:
+        at_fault = f"{packed[0]}/x has no x that holds its packed part" if packed else "x has no axis that it splits"
+        raise ValueError(f'axis {at_fault} in "{axes}"' if inner <= 1 else f'axis x stands {inner} times in "{axes}"')
+
+
+@dataclass(frozen=True, slots=True)
+class AxesLayout(KVCacheLayout):
+    """A layout whose every operation follows from the order of its axes. Equal layouts are interchangeable."""
+
+    layers: int
+    block_size: int
+    dtype: torch.dtype
+    key_order: _Order
+    value_order: _Order
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return math.prod(self.key_order.parts[1])
+
+    @property
+    def head_size(self) -> int:
+        """Elements of one head."""
+        return math.prod(self.key_order.parts[2])
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block: keys and values of all layers of the group."""
+        elements = sum(math.prod(map(math.prod, order.parts)) for order in (self.key_order, self.value_order))
+        return self.layers * elements * self.dtype.itemsize
+
+    def allocate(self, num_blocks: int, device: torch.device) -> KVCache:
+        """Undefined contents, as a cache has once blocks are used again."""
+        keys = tuple(self.key_order.allocate(num_blocks, self.dtype, device) for _ in range(self.layers))
+        values = tuple(self.value_order.allocate(num_blocks, self.dtype, device) for _ in range(self.layers))
+        return KVCache(keys, values)
+
+    def key_view(self, cache: KVCache, layer: int) -> Tensor:
+        """Keys as [block, slot, head, dim], a split axis as two: a view, never a copy."""
+        return self.key_order.view(cache.keys[layer])
+
+    def value_view(self, cache: KVCache, layer: int) -> Tensor:
+        """Values as [block, slot, head, dim], a split axis as two: a view, never a copy."""
+        return self.value_order.view(cache.values[layer])
+
+    def write(self, cache: KVCache, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
+        """Scatter. Slot -1 rewrites what slot 0 of the scratch block holds, so no device is asked to filter rows."""
+        for order, tensor, new in ((self.key_order, cache.keys[layer], key), (self.value_order, cache.values[layer], value)):
+            view = order.view(tensor)
+            index = order.index(slots.clamp(min=0))
+            rows = new.reshape(-1, *order.token_shape).to(self.dtype)
+            keep = (slots >= 0).view(-1, *[1] * len(order.token_shape))
+            view[index] = torch.where(keep, rows, view[index])
+
+    def read(self, cache: KVCache, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Gather: each [tokens, kv_heads, head_size], copies."""
+        shape = (-1, self.kv_heads, self.head_size)
+        key = self.key_view(cache, layer)[self.key_order.index(slots)].reshape(shape)
+        value = self.value_view(cache, layer)[self.value_order.index(slots)].reshape(shape)
+        return key, value
+
+    def read_blocks(self, cache: KVCache, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole blocks [n] int64, each [n, block_size, kv_heads, head_size], copies."""
+        shape = (-1, self.block_size, self.kv_heads, self.head_size)
+        return self.key_view(cache, layer)[blocks].reshape(shape), self.value_view(cache, layer)[blocks].reshape(shape)
+
+    def copy_blocks(self, cache: KVCache, sources: Tensor, targets: Tensor) -> None:
+        """Copy whole blocks, all layers; sources, targets: [n] int64."""
+        for order, tensors in ((self.key_order, cache.keys), (self.value_order, cache.values)):
+            for tensor in tensors:
+                blocks = tensor.movedim(order.block, 0)
+                blocks[targets] = blocks[sources]  # index_copy_ knows no float8 on a CPU
+
+
+def translate(source: KVCacheLayout, held: Any, target: KVCacheLayout, wanted: Any, layers: int, slots: Tensor) -> None:
+    """Carry slots [n] int64 from a cache in one layout to the same slots of a cache in another."""
+    for layer in range(layers):
+        target.write(wanted, layer, *source.read(held, layer, slots), slots)

@@ -1,0 +1,141 @@
+"""octavo in one object: a model, its cache, and text in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from octavo.attention.select import choose_device
+from octavo.engine.build import build_engine
+from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.scheduler import RequestRefused
+from octavo.generation import Generation, run
+from octavo.models.demo import demo_model
+from octavo.models.load import load
+from octavo.outputs import RequestOutput, StreamedToken
+from octavo.plugins import Plugins, plugins as installed_plugins
+from octavo.settings import Settings
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """Serves one model in this process. Not for use from several threads at once."""
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        attention: str | None = None,
+        dtype: str | None = None,
+        block_size: int | None = None,
+        max_batch_total_tokens: int | None = None,
+        prefix_caching: bool | None = None,
+        progress: bool = True,
+        plugins: Plugins | None = None,
+        **settings: Any,
+    ) -> None:
+        """Load a model: a folder with a checkpoint, a GGUF file, a hub name; None or "demo": the demo model.
+
+        The other arguments are settings by their names; what is not given is read from its variable (see `Settings`).
+        Raises SettingsError, UnsupportedModel, BackendUnavailable or UnknownBackend, each with its reasons.
+        """
+        self.settings = Settings(
+            model_id=None if model is None else str(model), attention=attention, dtype=dtype, block_size=block_size,
+            max_batch_total_tokens=max_batch_total_tokens, prefix_caching=prefix_caching, **settings,
+        )  # fmt: skip
+        self.plugins = plugins or installed_plugins()
+        device = choose_device(self.settings.device, self.plugins)
+        name = self.settings.model_id
+        loaded = load(
+            demo_model(self.settings.octavo_cache) if name in (None, "demo") else name,
+            dtype=_dtype(self.settings.dtype, device.name),
+            device=device.torch_device,
+            revision=self.settings.revision,
+            trust_remote_code=self.settings.trust_remote_code,
+            progress=progress,
+        )
+        self.tokenizer = loaded.tokenizer
+        built = build_engine(loaded, device, self.settings, self.plugins)
+        self.engine, self.selection = built.engine, built.selection
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer prompts, texts or lists of token ids, and return the results in their order.
+
+        `params`: one for all prompts, or one for each. Raises RequestRefused, naming the prompt, before anything runs if one
+        of them can never be served; a step that fails ends its requests with finish_reason "error".
+        """
+        generations = self._generations(prompts, params, streaming=False)
+        total = sum(len(generation.sequences) for generation in generations)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[tokens]} tokens"))
+        with Progress(*columns, disable=not progress, transient=True) as bar:
+            task = bar.add_task("generating", total=total, tokens=0)
+            for count, (_, token) in enumerate(run(self.engine, generations), start=1):
+                if token.finish_reason is not None:
+                    bar.update(task, advance=1, tokens=count)
+        return [generation.result() for generation in generations]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamedToken]:
+        """Answer one prompt and yield tokens as they come; closing the iterator cancels what still runs.
+
+        Raises RequestRefused at once if it can never be served, and ValueError with best_of > n, whose choice needs all.
+        """
+        if params is not None and params.sequences > params.n:
+            raise ValueError(f"best_of={params.best_of} with n={params.n} cannot be streamed: use generate, or leave best_of out")
+        generations = self._generations([prompt], [params or SamplingParams()], streaming=True)
+        return (token for _, token in run(self.engine, generations))
+
+    def _generations(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, streaming: bool
+    ) -> list[Generation]:
+        listed: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
+        each = [params or SamplingParams()] * len(listed) if params is None or isinstance(params, SamplingParams) else params
+        if len(each) != len(listed):
+            raise ValueError(f"{len(listed)} prompts and {len(each)} sampling parameters: give one for all, or one for each")
+        generations = []
+        try:
+            for number, (prompt, wanted) in enumerate(zip(listed, each, strict=True)):
+                generation = self._generation(prompt, wanted, streaming)
+                generations.append(generation)
+                try:
+                    generation.submit(self.engine, self.plugins.logits_processors(wanted, self.tokenizer))
+                except RequestRefused as error:
+                    raise RequestRefused(f"prompt {number}: {error}") from None
+        except BaseException:
+            for generation in generations:
+                generation.abandon(self.engine)
+            raise
+        return generations
+
+    def _generation(self, prompt: Prompt, params: SamplingParams, streaming: bool) -> Generation:
+        text = prompt if isinstance(prompt, str) else None
+        output = RequestOutput(text, self.encode(text) if text is not None else list(prompt), [])  # type: ignore[arg-type]
+        return Generation(output, params, self.tokenizer, streaming)
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a prompt. Raises ValueError where the model has no tokenizer."""
+        if self.tokenizer is None:
+            raise ValueError("this model has no tokenizer: give the prompt as token ids")
+        ids: list[int] = self.tokenizer(text)["input_ids"]
+        return ids
+
+
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence))
+
+
+def _dtype(name: str, device: str) -> torch.dtype | str:
+    """The checkpoint's own unless the user names one; float32 on a CPU, which is slower with less."""
+    if name == "auto":
+        return torch.float32 if device == "cpu" else "auto"
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

@@ -1,0 +1,236 @@
+"""Loading a model: from a folder, a GGUF file, a hub name, or random weights for a configuration."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    GgufConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+from octavo.models.bridge import ATTENTION_NAME, UnsupportedModel
+from octavo.models.gguf import read_tokenizer
+from octavo.models.quiet import quiet
+from octavo.models.support import refusals
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+class ModelNotFound(FileNotFoundError):
+    """No model where it was looked for; the message says where that was, and the ways out."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, and what octavo needs to know about it."""
+
+    model: PreTrainedModel
+    """In evaluation mode, on its device."""
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase | None
+    """None if the checkpoint has none: it can be given token ids then."""
+    generation_config: GenerationConfig
+    eos_token_ids: frozenset[int]
+    """Each of them ends generation: those of the generation configuration, the configuration and the tokenizer."""
+    max_position: int
+    """Tokens that a context may have."""
+    name: str
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a checkpoint is: what transformers is asked for."""
+
+    location: str
+    """A folder or a hub name."""
+    gguf_file: str | None
+    options: dict[str, Any]
+
+
+def load(
+    model: str | Path,
+    *,
+    dtype: torch.dtype | str = "auto",
+    device: torch.device | str = "cpu",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    attention: str = ATTENTION_NAME,
+    progress: bool = True,
+) -> LoadedModel:
+    """Load a causal language model from a folder, a `.gguf` file or a hub name.
+
+    `dtype` is that of the weights, `auto` the checkpoint's own (float32 for GGUF, whose quantized weights are made
+    dense). `attention` names an entry of transformers' attention interface.
+    Raises `ModelNotFound`, or `UnsupportedModel` before any weight is read.
+    """
+    source = _find(model, {"revision": revision, "trust_remote_code": trust_remote_code})
+    with quiet(progress=progress, hide_stderr=source.gguf_file is not None):
+        config = _read_config(source)
+        _refuse_unsupported(config, source)
+        tokenizer, ends = _read_tokenizer(source)
+        loaded = _read_weights(source, config, torch.device(device), dtype=dtype, attn_implementation=attention)
+    return _describe(loaded, tokenizer, ends, str(model))
+
+
+def load_random(
+    config: PreTrainedConfig | str | Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    attention: str = ATTENTION_NAME,
+) -> LoadedModel:
+    """Build a model with random weights from a configuration, or from the folder or file that has it.
+
+    It has no tokenizer, and no token ends its generation: what benchmarks need of a model that is not at hand.
+    """
+    with quiet(progress=False):
+        built = (
+            config
+            if isinstance(config, PreTrainedConfig)
+            else cast(PreTrainedConfig, AutoConfig.from_pretrained(config))
+        )
+        source = _Source(built.name_or_path or built.model_type, None, {})
+        _refuse_unsupported(built, source)
+        with torch.random.fork_rng(), torch.device(device):
+            torch.manual_seed(seed)
+            auto: Any = AutoModelForCausalLM
+            model = auto.from_config(built, dtype=dtype, attn_implementation=attention).eval()
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    return _describe(model, None, frozenset(), source.location)
+
+
+def _find(model: str | Path, options: dict[str, Any]) -> _Source:
+    path = Path(model).expanduser()
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelNotFound(
+                f"{path.absolute()} is neither a folder nor a .gguf file; give the checkpoint's folder"
+            )
+        return _Source(str(path.parent), path.name, options)
+    if path.is_dir():
+        return _Source(str(path), _gguf_file(path), options)
+    if isinstance(model, Path) or not _HUB_NAME.fullmatch(model) or model.endswith(".gguf"):
+        raise ModelNotFound(
+            f"there is no model at {path.absolute()}; give a folder with config.json and safetensors files, "
+            "a .gguf file, or a hub name such as owner/model"
+        )
+    return _Source(model, None, options)
+
+
+def _gguf_file(folder: Path) -> str | None:
+    """Return the name of the one GGUF file of a folder that is no ordinary checkpoint."""
+    if (folder / "config.json").is_file():
+        return None
+    files = sorted(path.name for path in folder.glob("*.gguf"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise ModelNotFound(f"{folder.absolute()} has {len(files)} GGUF files; name one: {', '.join(files)}")
+    raise ModelNotFound(f"{folder.absolute()} has neither a config.json nor a .gguf file, so it holds no model")
+
+
+def _read_config(source: _Source) -> PreTrainedConfig:
+    try:
+        config = AutoConfig.from_pretrained(source.location, gguf_file=source.gguf_file, **source.options)
+        return cast(PreTrainedConfig, config)
+    except OSError as error:
+        if Path(source.location).is_dir():
+            raise
+        raise ModelNotFound(
+            f"there is no folder {Path(source.location).absolute()}, and the hub's {source.location} could not be had "
+            f"({_first_line(error)}); give the path of a folder or a .gguf file, or download it where there is a "
+            f"network (hf download {source.location} --local-dir FOLDER); HF_HUB_OFFLINE=1 uses the hub's cache alone"
+        ) from error
+    except ValueError as error:
+        if "trust_remote_code" in str(error):
+            raise UnsupportedModel(
+                f"{source.location} brings its own model code; allow it to run with trust_remote_code"
+            ) from error
+        if "model type" not in str(error) and "architecture" not in str(error):
+            raise
+        raise UnsupportedModel(
+            f"transformers {transformers.__version__} does not know the architecture of {source.location}: "
+            f"{_first_line(error)}"
+        ) from error
+
+
+def _refuse_unsupported(config: PreTrainedConfig, source: _Source) -> None:
+    model_class: type[PreTrainedModel] | None = None
+    mapping: Any = AutoModelForCausalLM._model_mapping
+    remote = getattr(config, "auto_map", {}).get("AutoModelForCausalLM")
+    if remote and source.options.get("trust_remote_code"):
+        model_class = get_class_from_dynamic_module(remote, source.location, revision=source.options["revision"])
+    elif type(config) in mapping:
+        model_class = mapping[type(config)]
+    if reasons := refusals(config, model_class):
+        raise UnsupportedModel(f"{source.location} ({config.model_type}) cannot be served: {'; '.join(reasons)}")
+
+
+def _read_tokenizer(source: _Source) -> tuple[PreTrainedTokenizerBase | None, frozenset[int]]:
+    """Return the tokenizer if there is one, and ids that end generation besides its own."""
+    folder = Path(source.location)
+    if source.gguf_file is not None:
+        return read_tokenizer(folder / source.gguf_file)
+    if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        return None, frozenset()
+    return AutoTokenizer.from_pretrained(source.location, **source.options), frozenset()
+
+
+def _read_weights(source: _Source, config: PreTrainedConfig, device: torch.device, **options: Any) -> PreTrainedModel:
+    if source.gguf_file is not None:  # without `dequantize`, a machine with the `kernels` package keeps packed weights
+        options |= {"gguf_file": source.gguf_file, "quantization_config": GgufConfig(dequantize=True)}
+    if device.type != "cpu":
+        options["device_map"] = {"": device}
+    auto: Any = AutoModelForCausalLM
+    model: PreTrainedModel
+    model, info = auto.from_pretrained(
+        source.location, config=config, output_loading_info=True, **source.options, **options
+    )
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(
+            f"the checkpoint {source.location} lacks {len(missing)} weights of its model, {missing[0]} among them; "
+            "it is incomplete, or of another architecture than its config.json says"
+        )
+    return model
+
+
+def _describe(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, ends: frozenset[int], name: str
+) -> LoadedModel:
+    config = model.config
+    max_position = getattr(config, "max_position_embeddings", None)
+    if max_position is None:
+        raise UnsupportedModel(f"the configuration of {name} does not say max_position_embeddings")
+    named = [model.generation_config.eos_token_id, config.eos_token_id, tokenizer and tokenizer.eos_token_id]
+    for ids in named:
+        ends |= frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    if ends:
+        model.generation_config.eos_token_id = sorted(ends)
+    return LoadedModel(
+        model=model,
+        config=config,
+        tokenizer=tokenizer,
+        generation_config=model.generation_config,
+        eos_token_ids=ends,
+        max_position=max_position,
+        name=name,
+        dtype=model.dtype,
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,113 @@
+"""The devices that come with octavo: what they say about a machine that has them, and about one that has not."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from octavo.attention.device import BUILT_IN, CPU, CUDA, HIP, XPU, Device, Memory
+
+
+def build(monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, hip: str | None, available: bool) -> None:
+    """Pretend that PyTorch was built for this platform."""
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+
+
+def test_names_and_order() -> None:
+    assert {device.name for device in BUILT_IN} == {"cpu", "cuda", "rocm", "xpu"}
+    assert min(BUILT_IN, key=lambda device: device.priority) is CPU
+    assert len({device.name for device in BUILT_IN}) == len(BUILT_IN)
+
+
+@pytest.mark.parametrize("device", BUILT_IN)
+def test_unavailable_never_raises(device: type[Device]) -> None:
+    reason = device.unavailable()
+    assert reason is None or len(reason.split()) > 3
+
+
+def test_the_cpu_is_always_there() -> None:
+    cpu = CPU()
+    assert CPU.unavailable() is None
+    assert cpu.torch_device == torch.device("cpu")
+    assert cpu.capture(lambda: None) is None
+    cpu.synchronize()
+
+
+def test_memory_of_the_cpu_is_in_bytes() -> None:
+    memory = CPU().memory()
+    assert 2**26 < memory.free < memory.total < 2**50
+
+
+@pytest.mark.parametrize(
+    ("cuda", "hip", "available", "cuda_reason", "hip_reason"),
+    [
+        (None, None, False, "built without CUDA", "built without ROCm"),
+        ("12.8", None, False, "no CUDA device: no card, or no driver", "built without ROCm"),
+        ("12.8", None, True, None, "built without ROCm"),
+        (None, "6.4", False, "built for ROCm", "no ROCm device: no card, or no driver"),
+        (None, "6.4", True, "built for ROCm", None),
+    ],
+)
+def test_cuda_and_rocm_exclude_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+    cuda: str | None,
+    hip: str | None,
+    available: bool,
+    cuda_reason: str | None,
+    hip_reason: str | None,
+) -> None:
+    build(monkeypatch, cuda=cuda, hip=hip, available=available)
+    for device, expected in ((CUDA, cuda_reason), (HIP, hip_reason)):
+        reason = device.unavailable()
+        assert reason is None if expected is None else expected in (reason or "")
+
+
+def test_a_gpu_is_the_process_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5, 9) if device.index == 3 else (0, 0))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(True))
+    for device in (CUDA(), HIP()):
+        assert device.torch_device == torch.device("cuda", 3)
+        assert device.memory() == Memory(free=5, total=9)
+        device.synchronize()
+    assert waited == [True, True]
+
+
+def test_capture_records_once_and_returns_the_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Recording:
+        def __init__(self, graph: object) -> None:
+            self.graph = graph
+
+        def __enter__(self) -> None:
+            events.append("begin")
+
+        def __exit__(self, *_: object) -> None:
+            events.append("end")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: events.append("replay")))
+    monkeypatch.setattr(torch.cuda, "graph", Recording)
+    replay = CUDA().capture(lambda: events.append("run"))
+    assert replay is not None
+    replay()
+    replay()
+    assert events == ["begin", "run", "end", "replay", "replay"]
+
+
+def test_an_intel_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    assert "PyTorch sees no Intel GPU" in (XPU.unavailable() or "")
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    assert XPU.unavailable() is None
+    monkeypatch.setattr(torch.xpu, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.xpu, "mem_get_info", lambda _: (7, 8))
+    monkeypatch.setattr(torch.xpu, "synchronize", lambda: None)
+    xpu = XPU()
+    assert xpu.torch_device == torch.device("xpu", 1)
+    assert xpu.memory() == Memory(7, 8)
+    assert xpu.capture(lambda: None) is None
+    xpu.synchronize()

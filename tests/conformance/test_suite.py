@@ -1,0 +1,58 @@
+"""The pytest class that third parties subclass."""
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+THIRD_PARTY = """
+from octavo.conformance import Suite
+from tests.conformance.faults import FAULTS
+from tests.conformance.minimal import MinimalBackend
+
+class Narrow(MinimalBackend):
+    capabilities = FAULTS["soft cap dropped"][0].capabilities
+
+class Elsewhere(Narrow):
+    @classmethod
+    def probe(cls, device):
+        return f"it needs a card, and {device.name} is none"
+
+class TestGood(Suite):
+    backend = Narrow
+
+class TestBad(Suite):
+    backend = FAULTS["soft cap dropped"][0]
+
+class TestElsewhere(Suite):
+    backend = Elsewhere
+"""
+
+
+@pytest.fixture
+def third_party(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makepyfile(test_third_party=THIRD_PARTY)
+    return pytester
+
+
+def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-rs", *arguments)
+
+
+def test_a_correct_backend_passes(third_party: pytest.Pytester) -> None:
+    outcomes = run(third_party, "-k", "TestGood and features").parseoutcomes()
+    assert outcomes.pop("passed") > 5
+    assert outcomes.keys() <= {"deselected"}
+
+
+def test_a_broken_one_fails_where_it_is_broken(third_party: pytest.Pytester) -> None:
+    result = run(third_party, "-k", "TestBad and features")
+    assert result.parseoutcomes()["failed"] == 3  # capped, all together in fp32, and in bf16
+    result.stdout.fnmatch_lines(
+        ["Every declared feature* layer 0, row 0 (1 new of 17 tokens): error * (limit 1e-05), cosine *"]
+    )
+
+
+def test_a_backend_that_cannot_run_here_is_skipped_with_its_reason(third_party: pytest.Pytester) -> None:
+    result = run(third_party, "-k", "TestElsewhere and layers")
+    assert set(result.parseoutcomes()) == {"skipped", "deselected"}
+    result.stdout.fnmatch_lines(["*it needs a card, and cpu is none*"])

@@ -1,0 +1,343 @@
+"""The sampler against transformers' logits processors, and against dense float64 arithmetic."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from octavo.engine.sampler import Sampler, prompt_logprobs
+from octavo.engine.sampling_batch import SamplingRow, build_batch, uniform
+from octavo.engine.sampling_params import SamplingParams
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+DRAWS = 4096
+ALMOST_ONE = 1 - 2.0**-53
+
+
+def row(
+    params: SamplingParams, seed: int = 0, position: int = 0, prompt: Sequence[int] = (), **rest: Any
+) -> SamplingRow:
+    return SamplingRow(params, seed, position, np.array(prompt, dtype=np.int32), **{"output_ids": (), **rest})
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 3.0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def swept(logits: Tensor, params: SamplingParams, **rest: Any) -> npt.NDArray[np.float64]:
+    """The share of each token when one row's uniform sweeps an even grid: its probability, to one step of the grid."""
+    batch = build_batch([row(params, **rest)] * DRAWS)
+    batch.uniforms = (np.arange(DRAWS) + 0.5) / DRAWS
+    chosen = Sampler()(logits.expand(DRAWS, -1), batch).token_ids
+    return np.bincount(chosen, minlength=len(logits)) / DRAWS
+
+
+def transformers_distribution(logits: Tensor, params: SamplingParams, ids: Sequence[int] = ()) -> Tensor:
+    steps = LogitsProcessorList()
+    if params.repetition_penalty != 1:
+        steps.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    steps.append(TemperatureLogitsWarper(params.temperature))
+    if params.top_k:
+        steps.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        steps.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        steps.append(MinPLogitsWarper(params.min_p))
+    if params.typical_p < 1:
+        steps.append(TypicalLogitsWarper(params.typical_p))
+    scores: Tensor = steps(torch.tensor([ids], dtype=torch.int64), logits.double()[None])  # type: ignore[arg-type]
+    return scores.softmax(-1)[0]
+
+
+def assert_same_distribution(shares: npt.NDArray[np.float64], expected: Tensor) -> None:
+    np.testing.assert_allclose(shares, expected.numpy(), rtol=0, atol=1.001 / DRAWS)
+    assert not shares[expected.numpy() == 0].any()
+
+
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.3},
+    {"temperature": 2.5},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": 10**9},
+    {"top_p": 0.001},
+    {"top_p": 0.8},
+    {"top_p": 0.999},
+    {"min_p": 0.05},
+    {"min_p": 1.0},
+    {"typical_p": 0.5},
+    {"typical_p": 0.99},
+    {"top_k": 20, "top_p": 0.9},
+    {"top_k": 20, "top_p": 0.9, "min_p": 0.03, "typical_p": 0.7, "temperature": 1.7},
+    {"repetition_penalty": 1.4},
+    {"repetition_penalty": 0.7, "top_p": 0.9},
+]
+
+
+@pytest.mark.parametrize("vocab", [50, 256, 700])
+@pytest.mark.parametrize("fields", FILTERS, ids=str)
+def test_each_token_comes_with_the_probability_that_transformers_gives_it(fields: dict[str, Any], vocab: int) -> None:
+    logits = normal(vocab, scale=1.5)
+    params = SamplingParams(**fields)
+    shares = swept(logits, params, prompt=[3, 5, 5], output_ids=[7, 3])
+    assert_same_distribution(shares, transformers_distribution(logits, params, [3, 5, 5, 7, 3]))
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    st.integers(0, 10**6),
+    st.fixed_dictionaries(
+        {
+            "temperature": st.floats(0.05, 5),
+            "top_k": st.integers(0, 60),
+            "top_p": st.floats(0.01, 1),
+            "min_p": st.floats(0, 1) | st.just(0.0),
+            "typical_p": st.floats(0.01, 1) | st.just(1.0),
+            "repetition_penalty": st.floats(0.5, 2) | st.just(1.0),
+        }
+    ),
+)
+def test_any_filters_together_are_those_of_transformers(seed: int, fields: dict[str, Any]) -> None:
+    logits, params = normal(50, seed=seed, scale=2.0), SamplingParams(**fields)
+    shares = swept(logits, params, prompt=[1, 2], output_ids=[3])
+    assert_same_distribution(shares, transformers_distribution(logits, params, [1, 2, 3]))
+
+
+def test_filters_keep_all_tokens_that_tie_with_the_last_one_kept() -> None:
+    logits = torch.tensor([1.0, 3.0, 2.0, 2.0, 2.0, 0.0])
+    top_k = swept(logits, SamplingParams(top_k=2))
+    assert_same_distribution(top_k, transformers_distribution(logits, SamplingParams(top_k=2)))
+    top_p = swept(logits, SamplingParams(top_p=0.6))
+    assert_same_distribution(top_p, logits.double().masked_fill(logits < 2, -torch.inf).softmax(-1))
+
+
+def test_a_long_tie_at_the_edge_of_the_nucleus_reaches_past_the_leading_tokens() -> None:
+    logits = torch.zeros(1000)
+    logits[0] = 3.0
+    assert_same_distribution(swept(logits, SamplingParams(top_p=0.5, top_k=300)), logits.double().softmax(-1))
+
+
+def test_frequency_and_presence_penalties_count_generated_tokens_alone() -> None:
+    logits, output = normal(40), [3, 3, 3, 5]
+    counts = torch.bincount(torch.tensor(output), minlength=40).double()
+    expected = (logits.double() - 0.7 * counts - 0.4 * (counts > 0)).softmax(-1)
+    params = SamplingParams(frequency_penalty=0.7, presence_penalty=0.4)
+    assert_same_distribution(swept(logits, params, prompt=[1, 3, 9], output_ids=output), expected)
+
+
+def test_biases_and_bans_come_before_penalties() -> None:
+    logits = torch.tensor([1.0, -1.0, 0.5, 2.0])
+    params = SamplingParams(logit_bias={1: 3.0, 3: -5.0, 99: 1.0}, repetition_penalty=2.0)
+    expected = torch.tensor([-torch.inf, 2.0 / 2, 0.5, -3.0 * 2]).double().softmax(-1)
+    assert_same_distribution(swept(logits, params, prompt=[1, 3], banned=(0, 77)), expected)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_biased_token_can_be_banned(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, logit_bias={2: 100.0})
+    shares = swept(normal(8), params, banned=(2,))
+    assert shares[2] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_greedy_rows_take_the_argmax(dtype: torch.dtype) -> None:
+    logits = normal(9, 300).to(dtype)
+    batch = build_batch([row(SamplingParams(temperature=0))] * 9)
+    assert batch.argmax_only
+    sampled = Sampler()(logits, batch)
+    assert sampled.token_ids.dtype == np.int64
+    assert sampled.token_ids.tolist() == logits.argmax(-1).tolist()
+    assert sampled.logprobs is None
+    assert sampled.top_token_ids is None
+
+
+def test_greedy_rows_obey_penalties_and_bans() -> None:
+    logits = torch.tensor([[5.0, 4.0, 3.0]]).expand(3, -1)
+    greedy, repeating = SamplingParams(temperature=0), SamplingParams(temperature=0, repetition_penalty=2.0)
+    rows = [row(greedy), row(greedy, banned=(0, 1)), row(repeating, prompt=[0])]
+    assert Sampler()(logits, build_batch(rows)).token_ids.tolist() == [0, 2, 1]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-6])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    logits = normal(5, 300) + 50
+    batch = build_batch([row(SamplingParams(temperature=temperature), seed=each) for each in range(5)])
+    assert Sampler()(logits, batch).token_ids.tolist() == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("vocab", [10, 256, 1000])
+def test_the_ends_of_the_uniform_find_tokens_that_may_come(vocab: int) -> None:
+    logits = torch.zeros(2, vocab)
+    logits[:, [0, -1]] = -torch.inf
+    batch = build_batch([row(SamplingParams())] * 2)
+    batch.uniforms = np.array([0.0, ALMOST_ONE])
+    assert Sampler()(logits, batch).token_ids.tolist() == [1, vocab - 2]
+
+
+def test_rare_tokens_of_a_large_vocabulary_come_as_often_as_they_should() -> None:
+    """A million tokens of 1e-8 each behind a likely one: a cumulative sum in float32 would not move."""
+    logits = torch.full((1, 10**6), float(np.log(1e-8)))
+    logits[0, 0] = 0.0
+    cumulative = np.exp(logits[0].double().numpy()).cumsum()
+    uniforms = np.linspace(1 / cumulative[-1], ALMOST_ONE, 7)
+    found = []
+    for each in uniforms:
+        batch = build_batch([row(SamplingParams())])
+        batch.uniforms = np.array([each])
+        found.append(int(Sampler()(logits, batch).token_ids[0]))
+    np.testing.assert_allclose(found, np.searchsorted(cumulative, uniforms * cumulative[-1]), atol=2)
+
+
+MIXED: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"logprobs": 3},
+    {"temperature": 0, "logprobs": 1},
+    {"presence_penalty": 1.0},
+    *FILTERS,
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_gets_the_same_token_alone_and_in_any_batch(dtype: torch.dtype) -> None:
+    rows = [
+        row(SamplingParams(**fields), seed=seed, position=seed % 5 * 50, prompt=[1, 2], output_ids=[4] * (seed % 3))
+        for seed, fields in enumerate(MIXED * 3)
+    ]
+    logits = normal(len(rows), 600, scale=1.0).to(dtype)
+    alone = [int(Sampler()(logits[[at]], build_batch([each])).token_ids[0]) for at, each in enumerate(rows)]
+    order = np.random.default_rng(0).permutation(len(rows))
+    together = Sampler()(logits[order], build_batch([rows[at] for at in order])).token_ids
+    assert together.tolist() == [alone[at] for at in order]
+
+
+def test_uniforms_are_the_philox_stream_of_the_seed() -> None:
+    for seed in (0, 1, 2**64 - 1, 2**127 + 5):
+        stream = np.random.Generator(np.random.Philox(key=seed)).random(200)
+        assert [uniform(seed, position) for position in range(200)] == stream.tolist()
+    assert uniform(-1, 3) == uniform(2**128 - 1, 3)
+
+
+def test_a_batch_takes_its_uniforms_from_seed_and_position() -> None:
+    params = SamplingParams()
+    batch = build_batch([row(params, 5, 3), row(params, 6, 3), row(SamplingParams(temperature=0), 5, 3)])
+    assert batch.uniforms.tolist() == [uniform(5, 3), uniform(6, 3), 0.0]
+
+
+@pytest.mark.parametrize("fields", [{}, {"logit_bias": {1: 2.0}}, {"top_p": 0.5}, {"temperature": 0, "logprobs": 2}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_stay_as_they_are(fields: dict[str, Any], dtype: torch.dtype) -> None:
+    logits = normal(3, 100).to(dtype)
+    before = logits.clone()
+    Sampler()(logits, build_batch([row(SamplingParams(**fields), seed=each) for each in range(3)]))
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logprobs_are_those_of_the_unmodified_logits(dtype: torch.dtype) -> None:
+    logits = normal(4, 50).to(dtype)
+    rows = [
+        row(SamplingParams(logprobs=4, temperature=0.2, top_k=2, repetition_penalty=1.5), prompt=[1, 2]),
+        row(SamplingParams()),
+        row(SamplingParams(temperature=0, logprobs=0)),
+        row(SamplingParams(temperature=0, logprobs=99), banned=(int(logits[3].argmax()),)),
+    ]
+    sampled = Sampler()(logits, build_batch(rows))
+    assert sampled.logprobs is not None
+    assert sampled.top_token_ids is not None
+    assert sampled.top_logprobs is not None
+    expected = logits.double().log_softmax(-1).numpy()
+    chosen = expected[np.arange(4), sampled.token_ids]
+    assert sampled.logprobs.dtype == np.float32
+    assert np.isnan(sampled.logprobs).tolist() == [False, True, False, False]
+    np.testing.assert_allclose(sampled.logprobs[[0, 2, 3]], chosen[[0, 2, 3]], atol=1e-5)
+    assert [len(ids) for ids in sampled.top_token_ids] == [4, 0, 0, 50]
+    for each, (ids, logprobs) in enumerate(zip(sampled.top_token_ids, sampled.top_logprobs, strict=True)):
+        np.testing.assert_allclose(logprobs, expected[each, ids], atol=1e-5)
+        np.testing.assert_allclose(logprobs, np.sort(expected[each])[::-1][: len(ids)], atol=1e-5)
+
+
+def test_ranking_by_best_of_gets_the_chosen_tokens_logprobs() -> None:
+    sampled = Sampler()(
+        normal(2, 50), build_batch([row(SamplingParams(best_of=2)), row(SamplingParams(n=2, best_of=2))])
+    )
+    assert sampled.logprobs is not None
+    assert np.isnan(sampled.logprobs).tolist() == [False, True]
+
+
+def test_prompt_logprobs_match_a_dense_log_softmax() -> None:
+    logits, following = normal(600, 40).half(), np.arange(600) % 40
+    found = prompt_logprobs(logits, following, 3)
+    expected = logits.double().log_softmax(-1)
+    np.testing.assert_allclose(found.logprobs, expected[range(600), following], atol=1e-5)
+    assert (found.top_token_ids == expected.topk(3).indices.numpy()).mean() > 0.99  # half precision has ties
+    np.testing.assert_allclose(found.top_logprobs, expected.topk(3).values, atol=1e-5)
+    assert found.logprobs.dtype == found.top_logprobs.dtype == np.float32
+    assert prompt_logprobs(logits[:2], following[:2], 0).top_token_ids.shape == (2, 0)
+
+
+def test_processors_see_their_row_after_penalties() -> None:
+    seen: list[tuple[list[int], Tensor]] = []
+
+    class Force:
+        def __call__(self, output_ids: Sequence[int], logits: Tensor) -> Tensor:
+            seen.append((list(output_ids), logits.clone()))
+            logits[:] = -torch.inf
+            return logits.index_fill(0, torch.tensor([4]), 0.0)
+
+    greedy = SamplingParams(temperature=0)
+    logits = normal(2, 10).bfloat16()
+    assert Sampler()(logits, build_batch([row(greedy)] * 2), [(1, Force(), [7])]).token_ids.tolist() == [
+        int(logits[0].argmax()),
+        4,
+    ]
+    rows = [row(SamplingParams(presence_penalty=2.0), output_ids=[6]), row(SamplingParams())]
+    assert Sampler()(logits, build_batch(rows), [(0, Force(), [6])]).token_ids[0] == 4
+    assert [ids for ids, _ in seen] == [[7], [6]]
+    assert [each.dtype for _, each in seen] == [torch.float32] * 2
+    torch.testing.assert_close(seen[1][1][6], logits[0, 6].float() - 2.0)
+
+
+def test_histories_may_be_arrays_or_lists() -> None:
+    params = SamplingParams(frequency_penalty=1.0, repetition_penalty=1.2)
+    logits = normal(2, 10)
+    rows = [row(params, output_ids=[1, 2]), row(params, output_ids=np.array([1, 2], dtype=np.int32))]
+    history = build_batch(rows).history
+    assert history.tokens[history.rows == 0].tolist() == history.tokens[history.rows == 1].tolist()
+    assert Sampler()(logits[[0, 0]], build_batch(rows)).token_ids.tolist()
+
+
+NAN_SAFE: list[dict[str, Any]] = [{}, {"top_k": 5}, {"top_p": 0.9}, {"typical_p": 0.9}, {"min_p": 0.1}, {"logprobs": 2}]
+
+
+def test_a_row_of_nan_harms_no_other_row() -> None:
+    logits = normal(3, 300)
+    logits[1] = torch.nan
+    for fields in NAN_SAFE:
+        rows = [row(SamplingParams(**fields), seed=each) for each in range(3)]
+        found = Sampler()(logits, build_batch(rows)).token_ids
+        assert 0 <= found[1] < 300
+        without = Sampler()(logits[[0, 2]], build_batch([rows[0], rows[2]])).token_ids
+        assert found[[0, 2]].tolist() == without.tolist()
+
+
+def test_an_empty_batch_gives_no_tokens() -> None:
+    assert Sampler()(torch.empty(0, 10), build_batch([])).token_ids.shape == (0,)
+
+
+def test_logits_for_another_number_of_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 rows of logits for a batch of 1"):
+        Sampler()(normal(2, 10), build_batch([row(SamplingParams())]))

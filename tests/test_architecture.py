@@ -1,0 +1,112 @@
+"""The house rules that no type checker sees: who may import whom, who reads the environment, how long a file is."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+
+import grimp
+import pytest
+from importlinter import Contract
+from importlinter.api import read_configuration
+from importlinter.contracts.forbidden import ForbiddenContract
+from importlinter.contracts.layers import LayersContract
+
+ROOT = Path(__file__).parents[1]
+SOURCES = [path for root in ("core", "backends") for path in sorted((ROOT / root).rglob("*.py"))]
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+LONGEST_FILE = 300
+
+CONTRACT_TYPES: dict[str, type[Contract]] = {"forbidden": ForbiddenContract, "layers": LayersContract}
+# For each contract an import that breaks it: importer, imported.
+BREACHES = {
+    "core-knows-no-backend": ("octavo.engine", "octavo_reference"),
+    "backends-know-the-contract-only": ("octavo_reference.plugin", "octavo.engine.scheduler"),
+    "server-speaks-to-the-process": ("octavo.server.app", "octavo.engine.scheduler"),
+    "scheduling-touches-no-tensor": ("octavo.kv.pool", "torch"),
+    "layers": ("octavo.models", "octavo.engine.scheduler"),
+}
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    """Every import of octavo and its backends."""
+    return grimp.build_graph("octavo", "octavo_reference", include_external_packages=True, cache_dir=None)
+
+
+@pytest.fixture(scope="module")
+def contracts() -> dict[str, Contract]:
+    """The contracts of pyproject.toml by their ids."""
+    configuration = read_configuration(str(ROOT / "pyproject.toml"))
+    return {
+        options["id"]: CONTRACT_TYPES[options["type"]](options["name"], configuration["session_options"], options)
+        for options in configuration["contracts_options"]
+    }
+
+
+def is_kept(contract: Contract, graph: grimp.ImportGraph) -> bool:
+    """Check one contract on a copy of the graph, since a check takes ignored imports out of it."""
+    return contract.check(deepcopy(graph), verbose=False).kept
+
+
+def test_every_contract_has_a_breach(contracts: dict[str, Contract]) -> None:
+    assert contracts.keys() == BREACHES.keys()
+
+
+@pytest.mark.parametrize("contract", BREACHES)
+def test_contract_is_kept(contract: str, contracts: dict[str, Contract], graph: grimp.ImportGraph) -> None:
+    assert is_kept(contracts[contract], graph), "`lint-imports` says which import breaks it"
+
+
+@pytest.mark.parametrize("contract", BREACHES)
+def test_contract_catches_a_breach(contract: str, contracts: dict[str, Contract], graph: grimp.ImportGraph) -> None:
+    importer, imported = BREACHES[contract]
+    broken = deepcopy(graph)
+    for module in (importer, imported):
+        if module not in broken.modules:
+            broken.add_module(module)
+    broken.add_import(importer=importer, imported=imported)
+    assert not is_kept(contracts[contract], broken)
+
+
+def test_the_cache_bookkeeping_is_all_under_contract(contracts: dict[str, Contract], graph: grimp.ImportGraph) -> None:
+    """Only the layout may know tensors: a new module of octavo.kv is to be listed in the contract."""
+    listed = {str(module) for module in contracts["scheduling-touches-no-tensor"].source_modules}  # type: ignore[attr-defined]
+    assert graph.find_children("octavo.kv") - {"octavo.kv.layout"} <= listed
+
+
+def environment_reads(path: Path) -> Iterator[int]:
+    """The lines of a file that name os.environ or os.getenv."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Attribute(value=ast.Name(id="os"), attr="environ" | "getenv"):
+                yield node.lineno
+            case ast.ImportFrom(module="os", names=names) if {name.name for name in names} & {"environ", "getenv"}:
+                yield node.lineno
+
+
+def test_only_the_settings_read_the_environment() -> None:
+    reads = [f"{path.relative_to(ROOT)}:{line}" for path in SOURCES for line in environment_reads(path)]
+    assert [read for read in reads if not read.startswith("core/octavo/settings.py")] == []
+
+
+@pytest.mark.parametrize(
+    "line", ["import os; os.environ['ATTENTION']", "import os; os.getenv('X')", "from os import environ"]
+)
+def test_environment_reads_are_seen(line: str, tmp_path: Path) -> None:
+    source = tmp_path / "source.py"
+    source.write_text(line)
+    assert list(environment_reads(source)) == [1]
+
+
+def test_files_are_short() -> None:
+    lengths = {path.relative_to(ROOT): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES + TESTS}
+    assert {path: lines for path, lines in lengths.items() if lines > LONGEST_FILE} == {}
+
+
+def test_importing_octavo_is_light() -> None:
+    """``octavo --help`` must not wait for torch."""
+    check = "import sys, octavo; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-W", "error", "-c", check], check=True)

@@ -1,0 +1,207 @@
+"""Every setting once, from an argument or its variable; wrong values say where they came from and what is allowed."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.settings import Settings, SettingsError, flag, misspelt_variables, variable
+
+FROM_TGI = {
+    "model_id", "revision", "trust_remote_code", "dtype", "kv_cache_dtype",
+    "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size",
+    "waiting_served_ratio", "max_waiting_tokens",
+}  # fmt: skip
+"""Of TGI's launcher; ATTENTION, PREFIX_CACHING, BLOCK_SIZE and TGI_WIGGLE_ROOM are variables of its server."""
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.lower() in {*Settings.model_fields, "max_input_length", "xdg_cache_home"}:
+            monkeypatch.delenv(name)
+
+
+def test_names_are_tgis() -> None:
+    assert {*FROM_TGI, "attention", "prefix_caching", "block_size", "tgi_wiggle_room"} <= Settings.model_fields.keys()
+    assert variable("max_total_tokens") == "MAX_TOTAL_TOKENS"
+    assert flag("max_total_tokens") == "--max-total-tokens"
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_each_setting_says_what_it_means(name: str) -> None:
+    description = Settings.model_fields[name].description or ""
+    assert description.endswith(".")
+    assert len(description) > 20
+
+
+def test_defaults() -> None:
+    settings = Settings()
+    unset = {name for name in Settings.model_fields if getattr(settings, name) is None}
+    assert unset == {
+        "model_id", "revision", "attention", "block_size", "prefix_caching", "max_input_tokens", "max_total_tokens",
+        "max_batch_total_tokens", "max_batch_size",
+    }  # fmt: skip
+    assert (settings.tgi_wiggle_room, settings.dtype, settings.device) == (0.9, "auto", "auto")
+    assert settings.octavo_cache == Path.home() / ".cache" / "octavo"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("ATTENTION", "cuda/paged", "cuda/paged"),
+        ("ATTENTION", "", None),
+        ("attention", "paged", "paged"),
+        ("BLOCK_SIZE", "16", 16),
+        ("PREFIX_CACHING", "1", True),
+        ("PREFIX_CACHING", "true", True),
+        ("PREFIX_CACHING", "0", False),
+        ("PREFIX_CACHING", "False", False),
+        ("ATTENTION_OPTIONS", '{"splits": 4}', {"splits": 4}),
+        ("TGI_WIGGLE_ROOM", "0.5", 0.5),
+        ("OCTAVO_CACHE", "/big/disk", Path("/big/disk")),
+        ("OCTAVO_CACHE", "~/models", Path.home() / "models"),
+    ],
+)
+def test_variables(name: str, text: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, text)
+    assert getattr(Settings(), name.lower()) == value
+
+
+def test_an_argument_wins_and_none_is_no_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOCK_SIZE", "16")
+    assert Settings(block_size=64).block_size == 64
+    assert Settings(block_size=None).block_size == 16
+
+
+def test_the_cache_folder_follows_the_desktop_standard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert Settings().octavo_cache == Path("/elsewhere/octavo")
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().block_size = 3
+
+
+@pytest.mark.parametrize(
+    ("variables", "arguments", "message"),
+    [
+        ({"DTYPE": "fp8"}, {}, "dtype is 'fp8' (variable DTYPE): input should be 'auto', 'float32', 'float16' or 'bf"),
+        ({}, {"dtype": "fp8"}, "dtype is 'fp8' (argument): input should be 'auto'"),
+        ({"BLOCK_SIZE": "big"}, {}, "block_size is 'big' (variable BLOCK_SIZE): input should be a valid integer"),
+        ({}, {"block_size": 0}, "block_size is 0 (argument): input should be greater than 0"),
+        ({}, {"max_batch_size": 0}, "max_batch_size is 0 (argument): input should be greater than 0"),
+        ({"TGI_WIGGLE_ROOM": "1.5"}, {}, "should be less than or equal to 1"),
+        (
+            {"PREFIX_CACHING": "maybe"},
+            {},
+            "prefix_caching is 'maybe' (variable PREFIX_CACHING): input should be a valid b",
+        ),
+        ({"ATTENTION_OPTIONS": "{splits"}, {}, "(variable ATTENTION_OPTIONS): it must be a JSON object"),
+        ({"ATTENTION_OPTIONS": "[1]"}, {}, "input should be a valid dictionary"),
+        ({}, {"atention": "paged"}, "there is no setting atention, did you mean attention?"),
+        (
+            {"MAX_TOTAL_TOKENS": "100"},
+            {"max_input_tokens": 100},
+            "max_input_tokens is 100 (argument), it must be below max_total_tokens, which is 100 (variable MAX_TOT",
+        ),
+        (
+            {},
+            {"max_total_tokens": 101, "max_batch_total_tokens": 100},
+            "max_total_tokens is 101 (argument), it must be at most max_batch_total_tokens, which is 100 (argument)",
+        ),
+        ({}, {"max_input_tokens": 100, "max_batch_total_tokens": 100}, "must be below max_batch_total_tokens"),
+        ({}, {"max_batch_prefill_tokens": 9, "max_batch_total_tokens": 8}, "no step can compute more than the cache"),
+        ({}, {"block_size": 64, "max_batch_total_tokens": 63}, "the cache must hold a block"),
+        (
+            {"MAX_WAITING_TOKENS": "5"},
+            {},
+            "(variable MAX_WAITING_TOKENS) and has no effect, since waiting_served_ratio",
+        ),
+        ({"MAX_WAITING_TOKENS": "5", "WAITING_SERVED_RATIO": "0"}, {}, "and has no effect"),
+        ({"MAX_INPUT_LENGTH": "5", "MAX_INPUT_TOKENS": "5"}, {}, "set one of them"),
+        (
+            {"MAX_INPUT_LENGTH": "5"},
+            {"max_input_tokens": 5},
+            "(variable MAX_INPUT_LENGTH) is the former name of max_inp",
+        ),
+        ({"MAX_INPUT_LENGTH": "long"}, {}, "max_input_tokens is 'long' (variable MAX_INPUT_LENGTH, by its former name"),
+        (
+            {"MAX_INPUT_LENGTH": "9"},
+            {"max_total_tokens": 9},
+            "max_input_tokens is 9 (variable MAX_INPUT_LENGTH, by its former name max_input_length), it must be below",
+        ),
+    ],
+)
+def test_wrong_settings(
+    variables: dict[str, str], arguments: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as caught:
+        Settings(**arguments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_at_their_limits() -> None:
+    Settings(max_input_tokens=99, max_total_tokens=100, max_batch_total_tokens=100, max_batch_prefill_tokens=100)
+    Settings(max_batch_total_tokens=100)  # below the default of max_batch_prefill_tokens, which nobody asked for
+    Settings(waiting_served_ratio=0.3, max_waiting_tokens=5)
+    Settings(block_size=64, max_batch_total_tokens=64)
+
+
+def test_the_former_name_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings(max_input_length=5).max_input_tokens == 5
+    monkeypatch.setenv("MAX_INPUT_LENGTH", "7")
+    assert Settings().max_input_tokens == 7
+    assert Settings(max_input_length=5).max_input_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("ATTENTION_BACKEND", "ATTENTION"),
+        ("VLLM_ATTENTION_BACKEND", "ATTENTION"),
+        ("OCTAVO_ATTENTION", "ATTENTION"),
+        ("TGI_BLOCK_SIZE", "BLOCK_SIZE"),
+        ("PREFIX_CACHE", "PREFIX_CACHING"),
+        ("MAX_TOTAL_TOKEN", "MAX_TOTAL_TOKENS"),
+        ("MAX_BATCH_PREFIL_TOKENS", "MAX_BATCH_PREFILL_TOKENS"),
+        ("WIGGLE_ROOM", "TGI_WIGGLE_ROOM"),
+    ],
+)
+def test_near_misses_are_told(
+    name: str, right: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(name, "1")
+    with caplog.at_level(logging.WARNING):
+        Settings()
+    assert f"the variable {name} has no effect, did you mean {right}?" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ATTENTION",
+        "MAX_INPUT_LENGTH",
+        "block_size",
+        "PATH",
+        "HOME",
+        "HF_HOME",
+        "MODEL_DIR",
+        "DEVICES",
+        "MAX_TOKENS",
+        "GIT_REVISION",
+        "CUDA_VISIBLE_DEVICES",
+        "XDG_CACHE_HOME",
+        "OMP_NUM_THREADS",
+        "HF_HUB_CACHE",
+        "TGI",
+    ],
+)
+def test_others_are_left_alone(name: str) -> None:
+    assert list(misspelt_variables({name: "1"})) == []
