@@ -8,6 +8,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 BIN := .venv/bin
+TEXT := Lisbon is the capital of Portugal, Madrid of Spain, Paris of France, Rome of Italy, Vienna of Austria, Athens of \
+	Greece, Oslo of Norway, Helsinki of Finland and Warsaw of Poland.
 
 # Idle OpenMP threads that spin take the cores from the ones that work, on a machine with few of them.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -25,11 +27,11 @@ help:
 demo: .venv/octavo
 	@echo "==> Preparing the demo model (SmolLM2-135M-Instruct; downloaded and converted once)"
 	$(BIN)/octavo demo-model
-	@echo "==> Answering three questions"
-	$(BIN)/octavo generate --max-tokens 48 demo \
-	    "What is the capital of France?" \
-	    "What is a book made of?" \
-	    "Why do libraries put numbers on their shelves?"
+	@echo "==> Answering three questions on one text, whose keys and values are computed once"
+	@$(BIN)/octavo generate --max-tokens 32 demo \
+	    "$(TEXT) What is the capital of Portugal?" \
+	    "$(TEXT) What is the capital of Greece?" \
+	    "$(TEXT) Which country's capital is Oslo?"
 
 # One torch thread: the tests' tensors are small, and two threads on them only wait for each other.
 test: .venv/octavo-dev

@@ -1,7 +1,5 @@
 """Tiny random checkpoints, one per architecture, for tests: seeded, fp32, saved as ordinary folders."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +84,9 @@ ARCHITECTURES: tuple[str, ...] = tuple(_OVERRIDES)
 
 def make(architecture: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
     """Save a random fp32 checkpoint with a byte-level tokenizer into `folder`; `overrides` go into its config."""
-    with _seeded(seed):
+    with torch.random.fork_rng(devices=[]):
         model = _build(architecture, **{**_COMMON, **_OVERRIDES[architecture], **overrides})
+        torch.manual_seed(seed)
         _randomize(model)
     return _save(model, byte_tokenizer(), folder)
 
@@ -173,7 +172,7 @@ def _randomize(model: PreTrainedModel) -> None:
             elif "embed" in name or "wte" in name or "wpe" in name:
                 nn.init.normal_(parameter, std=embedding_scale)
             else:
-                nn.init.normal_(parameter, std=2.0 * min(parameter.shape[-2:]) ** -0.5)
+                nn.init.normal_(parameter, std=3.0 * min(parameter.shape[-2:]) ** -0.5)
 
 
 def _build(architecture: str, **values: Any) -> PreTrainedModel:
@@ -193,10 +192,3 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Pa
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield

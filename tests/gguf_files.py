@@ -26,7 +26,7 @@ _NAMES = {
 }
 
 
-def write(folder: Path, path: Path, *, pre: str) -> Path:
+def write(folder: Path, path: Path, *, pre: str = "gpt-2", add_bos: bool = False) -> Path:
     """Write the Llama checkpoint in `folder` as fp32; `pre` names its pre-tokenizer."""
     config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     writer = GGUFWriter(path, "llama")
@@ -40,6 +40,7 @@ def write(folder: Path, path: Path, *, pre: str) -> Path:
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     _add_tokenizer(writer, tokenizer, config.vocab_size, pre)
+    writer.add_add_bos_token(add_bos)
     for name, weight in load_file(folder / "model.safetensors").items():
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
         for projection, count in heads.items():
@@ -54,13 +55,13 @@ def write(folder: Path, path: Path, *, pre: str) -> Path:
 
 
 def _add_tokenizer(writer: GGUFWriter, tokenizer: Any, size: int, pre: str) -> None:
-    by_id = {index: token for token, index in tokenizer.get_vocab().items()} | {size - 1: "ab"}
+    by_id = {index: token for token, index in tokenizer.get_vocab().items()} | {size - 1: "ab", 255: "abc"}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     special = set(tokenizer.all_special_ids)
     writer.add_token_list([by_id[index] for index in range(size)])
     writer.add_token_types([TokenType.CONTROL if index in special else TokenType.NORMAL for index in range(size)])
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b", "ab c"])
     writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_bos_token_id(tokenizer.bos_token_id)
     writer.add_pad_token_id(tokenizer.pad_token_id)

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -15,6 +16,8 @@ from importlinter.contracts.forbidden import ForbiddenContract
 from importlinter.contracts.layers import LayersContract
 
 ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PACKAGES = [path.parent for root in ("core", "backends/*") for path in ROOT.glob(f"{root}/*/__init__.py")]
 SOURCES = [path for root in ("core", "backends") for path in sorted((ROOT / root).rglob("*.py"))]
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 LONGEST_FILE = 300
@@ -33,7 +36,8 @@ BREACHES = {
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
     """Every import of octavo and its backends."""
-    return grimp.build_graph("octavo", "octavo_reference", include_external_packages=True, cache_dir=None)
+    names = [package.name for package in PACKAGES]
+    return grimp.build_graph(*names, include_external_packages=True, cache_dir=None)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +75,18 @@ def test_contract_catches_a_breach(contract: str, contracts: dict[str, Contract]
     assert not is_kept(contracts[contract], broken)
 
 
+def test_every_package_is_in_the_house() -> None:
+    """A backend that is forgotten in a list is missing in the wheel, or under no contract."""
+    hatch, linter = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"], PROJECT["tool"]["importlinter"]
+    assert set(hatch["packages"]) == {str(package.relative_to(ROOT)) for package in PACKAGES}
+    assert set(hatch["dev-mode-dirs"]) == {str(package.parent.relative_to(ROOT)) for package in PACKAGES}
+    assert set(linter["root_packages"]) == {package.name for package in PACKAGES}
+    core, backends = (set(linter["contracts"][number]["source_modules"]) for number in (0, 1))
+    assert core == {"octavo"}
+    assert core | backends == set(linter["root_packages"])
+    assert set(linter["contracts"][0]["forbidden_modules"]) == backends
+
+
 def test_the_cache_bookkeeping_is_all_under_contract(contracts: dict[str, Contract], graph: grimp.ImportGraph) -> None:
     """Only the layout may know tensors: a new module of octavo.kv is to be listed in the contract."""
     listed = {str(module) for module in contracts["scheduling-touches-no-tensor"].source_modules}  # type: ignore[attr-defined]
@@ -78,18 +94,29 @@ def test_the_cache_bookkeeping_is_all_under_contract(contracts: dict[str, Contra
 
 
 def environment_reads(path: Path) -> Iterator[int]:
-    """The lines of a file that name os.environ or os.getenv."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """The lines of a file that name os.environ or os.getenv; a default that is set for a library is no read."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    defaults = {id(node.value.func.value) for node in ast.walk(tree) if is_default(node)}  # type: ignore[attr-defined]
+    for node in ast.walk(tree):
         match node:
-            case ast.Attribute(value=ast.Name(id="os"), attr="environ" | "getenv"):
+            case ast.Attribute(value=ast.Name(id="os"), attr="environ" | "getenv") if id(node) not in defaults:
                 yield node.lineno
             case ast.ImportFrom(module="os", names=names) if {name.name for name in names} & {"environ", "getenv"}:
                 yield node.lineno
 
 
-def test_only_the_settings_read_the_environment() -> None:
-    reads = [f"{path.relative_to(ROOT)}:{line}" for path in SOURCES for line in environment_reads(path)]
-    assert [read for read in reads if not read.startswith("core/octavo/settings.py")] == []
+def is_default(node: ast.AST) -> bool:
+    """Is it the statement `os.environ.setdefault(...)`?"""
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Attribute(attr="environ"), attr="setdefault"))):
+            return True
+    return False
+
+
+def test_only_the_settings_of_core_read_the_environment() -> None:
+    reads = {path: list(environment_reads(path)) for path in SOURCES if path.is_relative_to(ROOT / "core")}
+    assert reads.pop(ROOT / "core/octavo/settings.py")
+    assert {path: lines for path, lines in reads.items() if lines} == {}
 
 
 @pytest.mark.parametrize(
@@ -99,6 +126,12 @@ def test_environment_reads_are_seen(line: str, tmp_path: Path) -> None:
     source = tmp_path / "source.py"
     source.write_text(line)
     assert list(environment_reads(source)) == [1]
+
+
+def test_a_default_for_a_library_is_no_read(tmp_path: Path) -> None:
+    source = tmp_path / "source.py"
+    source.write_text("import os\nos.environ.setdefault('A', '1')\nvalue = os.environ.setdefault('A', '1')")
+    assert list(environment_reads(source)) == [3]
 
 
 def test_files_are_short() -> None:

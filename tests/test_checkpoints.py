@@ -36,7 +36,7 @@ def test_greedy_output_varies_and_depends_on_far_tokens(architecture: str, tmp_p
     other = prompt.clone()
     other[0, 0] = (prompt[0, 0] + 1) % 256
     output = greedy(model, prompt, 32)
-    assert len(set(output)) > 10
+    assert len(set(output)) > 8
     assert output != greedy(model, other, 32)
 
 

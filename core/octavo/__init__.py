@@ -4,6 +4,7 @@ The public names are loaded when they are first used, so that ``import octavo`` 
 torch and transformers.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "AttentionBackend", "KVCacheLayout", "SamplingParams", "__version__", "hookimpl"]
+
+# Caches and weights are read from end to end at every step: in huge pages that costs fewer translations and faults.
+# PyTorch looks once, when it first allocates; where the system has no huge pages it does nothing.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 _HOMES = {
     "LLM": "octavo.llm",

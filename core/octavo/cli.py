@@ -149,19 +149,18 @@ class Answers:
     def show(self, console: Console) -> None:
         """Each prompt with its answer, then one line of numbers."""
         for text, output in zip(self.texts, self.outputs, strict=True):
-            console.print(Text(text, "bold"))
-            console.print(Text(output.completions[0].text.strip()))
-            if output.completions[0].error:
-                console.print(Text(output.completions[0].error, "red"))
+            answer = output.completions[0]
+            console.print(Text(text, "bold"), soft_wrap=True)
+            console.print(Text(answer.text.strip()), soft_wrap=True)
+            if answer.error:
+                console.print(Text(answer.error, "red"), soft_wrap=True)
             console.print()
         numbers = self.summary
-        console.print(
-            Text(
-                f"{numbers['tokens_per_second']} tokens/s ({numbers['generated_tokens']} in {self.seconds:.2f} s), "
-                f"{numbers['prompt_tokens']} prompt tokens, {numbers['cached_tokens']} of them cached; {self.backend}",
-                "dim",
-            )
+        line = (
+            f"{numbers['tokens_per_second']} tokens/s ({numbers['generated_tokens']} in {self.seconds:.2f} s), "
+            f"{numbers['prompt_tokens']} prompt tokens, {numbers['cached_tokens']} of them cached; {self.backend}"
         )
+        console.print(Text(line, "dim"), soft_wrap=True)
 
 
 @app.command()

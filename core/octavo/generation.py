@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from octavo.engine.detokenizer import IncrementalDetokenizer
 from octavo.engine.engine import Engine, Output
 from octavo.engine.request import FinishReason
-from octavo.engine.sampler import LogitsProcessor, TokenLogprobs
+from octavo.engine.sampler import TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams
+from octavo.hooks import LogitsProcessor
 from octavo.outputs import Completion, RequestOutput, StreamedToken, TokenLogprob
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ class Generation:
         """Add what a step brought one of its sequences."""
         sequence = self.sequences[output.request_id]
         completion = sequence.completion
-        self.output.cached_tokens = max(self.output.cached_tokens, output.cached_tokens) if completion.index == 0 else self.output.cached_tokens
+        self.output.cached_tokens = (
+            max(self.output.cached_tokens, output.cached_tokens) if completion.index == 0 else self.output.cached_tokens
+        )
         self._take_prompt(output.prompt, completion)
         logprob = None
         text = ""
@@ -72,7 +75,7 @@ class Generation:
                 text = sequence.detokenizer.push([output.token_id])
         reason = output.finish_reason
         if reason is None and sequence.detokenizer is not None and sequence.detokenizer.stopped is not None:
-            engine.cancel(output.request_id)
+            engine.cancel(output.request_id, FinishReason.STOP)
             reason = FinishReason.STOP
         if reason is not None:
             text += self._finish(sequence, reason, output.error)
@@ -87,7 +90,11 @@ class Generation:
         known = self.output.prompt_logprobs
         following = self.output.prompt_token_ids[len(known) : len(known) + len(logprobs.logprobs)]
         for token, logprob, ids, values in zip(
-            following, logprobs.logprobs.tolist(), logprobs.top_token_ids.tolist(), logprobs.top_logprobs.tolist(), strict=True
+            following,
+            logprobs.logprobs.tolist(),
+            logprobs.top_token_ids.tolist(),
+            logprobs.top_logprobs.tolist(),
+            strict=True,
         ):
             known.append(TokenLogprob(token, logprob, tuple(zip(ids, values, strict=True))))
 
@@ -124,7 +131,9 @@ class Generation:
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, token_ids: list[int], params: SamplingParams) -> str:
-    text = tokenizer.decode(token_ids, skip_special_tokens=params.skip_special_tokens, clean_up_tokenization_spaces=False)
+    text = tokenizer.decode(
+        token_ids, skip_special_tokens=params.skip_special_tokens, clean_up_tokenization_spaces=False
+    )
     return str(text)
 
 

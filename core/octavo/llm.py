@@ -17,7 +17,8 @@ from octavo.generation import Generation, run
 from octavo.models.demo import demo_model
 from octavo.models.load import load
 from octavo.outputs import RequestOutput, StreamedToken
-from octavo.plugins import Plugins, plugins as installed_plugins
+from octavo.plugins import Plugins
+from octavo.plugins import plugins as installed_plugins
 from octavo.settings import Settings
 
 Prompt = str | Sequence[int]
@@ -71,12 +72,18 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer prompts, texts or lists of token ids, and return the results in their order.
 
-        `params`: one for all prompts, or one for each. Raises RequestRefused, naming the prompt, before anything runs if one
-        of them can never be served; a step that fails ends its requests with finish_reason "error".
+        `params`: one for all prompts, or one for each. Raises RequestRefused, naming the prompt, before anything runs
+        if one of them can never be served; a step that fails ends its requests with finish_reason "error".
         """
         generations = self._generations(prompts, params, streaming=False)
         total = sum(len(generation.sequences) for generation in generations)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[tokens]} tokens"))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[tokens]} tokens"),
+        )
         with Progress(*columns, disable=not progress, transient=True) as bar:
             task = bar.add_task("generating", total=total, tokens=0)
             for count, (_, token) in enumerate(run(self.engine, generations), start=1):
@@ -87,20 +94,31 @@ class LLM:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamedToken]:
         """Answer one prompt and yield tokens as they come; closing the iterator cancels what still runs.
 
-        Raises RequestRefused at once if it can never be served, and ValueError with best_of > n, whose choice needs all.
+        Raises RequestRefused at once if it can never be served, and ValueError for best_of > n: it needs all.
         """
         if params is not None and params.sequences > params.n:
-            raise ValueError(f"best_of={params.best_of} with n={params.n} cannot be streamed: use generate, or leave best_of out")
+            raise ValueError(
+                f"best_of={params.best_of} with n={params.n} cannot be streamed: use generate, or leave best_of out"
+            )
         generations = self._generations([prompt], [params or SamplingParams()], streaming=True)
         return (token for _, token in run(self.engine, generations))
 
     def _generations(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, streaming: bool
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        streaming: bool,
     ) -> list[Generation]:
         listed: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
-        each = [params or SamplingParams()] * len(listed) if params is None or isinstance(params, SamplingParams) else params
+        each = (
+            [params or SamplingParams()] * len(listed)
+            if params is None or isinstance(params, SamplingParams)
+            else params
+        )
         if len(each) != len(listed):
-            raise ValueError(f"{len(listed)} prompts and {len(each)} sampling parameters: give one for all, or one for each")
+            raise ValueError(
+                f"{len(listed)} prompts and {len(each)} sampling parameters: give one for all, or one for each"
+            )
         generations = []
         try:
             for number, (prompt, wanted) in enumerate(zip(listed, each, strict=True)):

@@ -120,6 +120,10 @@ class Plugins:
                 self._fault_once(origin, "octavo_logits_processors", TypeError(f"{answer!r} cannot be called"))
         return processors
 
+    def watched(self, hook: str) -> bool:
+        """Does any plugin observe this hook? What it would be told need not be worked out otherwise."""
+        return bool(self._callers[hook])
+
     def step_finished(self, step: StepStats) -> None:
         """Tell the observers of steps."""
         self._tell("octavo_step_finished", step=step)

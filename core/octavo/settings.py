@@ -78,6 +78,10 @@ class Settings(BaseSettings):
         {},
         description="Options of the attention backend, a JSON object.",
     )
+    compile: bool = Field(
+        False,
+        description="Compile the model's layers: faster steps for a slower start. Needs a C++ compiler.",
+    )
     block_size: PositiveInt | None = Field(
         None,
         description="Tokens in a cache block. Unset: what the attention backend prefers.",
@@ -117,7 +121,7 @@ class Settings(BaseSettings):
         0.9,
         gt=0,
         le=1,
-        description="The share of the free memory that the cache takes when max_batch_total_tokens is unset.",
+        description="Unset max_batch_total_tokens: the cache's share of free memory (on a CPU, of a quarter of it).",
     )
     octavo_cache: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
         default_factory=_cache_folder,

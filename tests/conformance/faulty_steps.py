@@ -95,6 +95,15 @@ class Borrowing(Narrow):
         return new if bucket is None else self.plans.setdefault(bucket, new)
 
 
+@fault("plan refreshed by new tensors", "replay-decode", "replay-mixed")
+class Rebinding(Narrow):
+    def plan(self, batch: AttentionBatch, bucket: int | None = None) -> Plan:
+        new = Plan.of(batch)
+        held = self.plans.setdefault(bucket or 0, new) if bucket else new
+        held.contexts, held.table = new.contexts, new.table
+        return held
+
+
 @fault("a host number of the capture baked in", "replay-decode")
 class BakedNumber(Narrow):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, plan: Plan, layer: int) -> Tensor:

@@ -11,6 +11,7 @@ from octavo.conformance import Suite
 from octavo.kv.layout import PACKED, TOKEN_MAJOR, KVCacheLayout, LayoutType
 from octavo_reference.backend import ReferenceBackend
 from tests.conformance.minimal import MinimalBackend
+from tests.conformance.vectorised import Vectorised
 
 NARROW = replace(
     ReferenceBackend.capabilities,
@@ -96,3 +97,7 @@ class TestMinimal(Suite):
 
 class TestFlat(Suite):
     backend = FlatBackend
+
+
+class TestVectorised(Suite):
+    backend = Vectorised

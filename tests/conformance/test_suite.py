@@ -20,6 +20,9 @@ class Elsewhere(Narrow):
 class TestGood(Suite):
     backend = Narrow
 
+    def test_of_its_own_features(self):
+        assert self.backend is Narrow
+
 class TestBad(Suite):
     backend = FAULTS["soft cap dropped"][0]
 

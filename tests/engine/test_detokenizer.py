@@ -6,10 +6,11 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from octavo.engine.detokenizer import IncrementalDetokenizer
-from octavo.engine.sampling_params import SamplingParams
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from octavo.engine.detokenizer import IncrementalDetokenizer
+from octavo.engine.sampling_params import SamplingParams
 
 TRAINING_TEXT = [
     "The quick brown fox jumps over the lazy dog, again and again; the dog does not mind.",
@@ -22,7 +23,7 @@ SPECIAL = ["<s>", "</s>", "<|end|>"]
 
 
 def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", additional_special_tokens=["<|end|>"]
     )
 
@@ -72,7 +73,19 @@ TOKENIZERS = {"byte_level": byte_level, "metaspace": metaspace, "byte_fallback":
 every_tokenizer = pytest.mark.parametrize("tokenizer", [make() for make in TOKENIZERS.values()], ids=list(TOKENIZERS))
 
 words = st.sampled_from(
-    [*" ".join(TRAINING_TEXT).split(" "), "😀", "👩‍👩‍👧‍👦", "e\u0301\u0323", "漢字", "اللغة", "\ufffd", "  "]
+    [
+        *" ".join(TRAINING_TEXT).split(" "),
+        "😀",
+        "👩‍👩‍👧‍👦",
+        "e\u0301\u0323",
+        "漢字",
+        "اللغة",
+        "\ufffd",
+        "  ",
+        ".",
+        ",",
+        "n't",
+    ]
 )
 texts = st.lists(words | st.text(max_size=6), max_size=12).map(" ".join)
 
@@ -169,6 +182,24 @@ def test_the_first_word_keeps_its_space_behind_a_prompt(tokenizer: PreTrainedTok
     assert alone.text == "the dog"
 
 
+def test_a_prompt_of_bytes_is_taken_up_where_a_character_starts() -> None:
+    tokenizer = byte_fallback()
+    text = "日本語のé𝄞" * 4
+    for cut in range(1, len(text)):
+        prompt, ids = encode(tokenizer, text[:cut]), encode(tokenizer, text)
+        detokenizer = IncrementalDetokenizer(tokenizer, SamplingParams(), prompt)
+        pushed(detokenizer, ids[len(prompt) :])
+        assert detokenizer.text == text[cut:]
+
+
+@pytest.mark.parametrize("tokenizer", [metaspace(), byte_fallback()], ids=["metaspace", "byte_fallback"])
+def test_ids_that_the_tokenizer_does_not_know_cost_no_space(tokenizer: PreTrainedTokenizerFast) -> None:
+    """A model's vocabulary is often padded beyond its tokenizer's."""
+    detokenizer = IncrementalDetokenizer(tokenizer, SamplingParams())
+    pushed(detokenizer, [*encode(tokenizer, "the"), *range(1000, 1020), *encode(tokenizer, "dog")])
+    assert detokenizer.text == "the dog"
+
+
 @every_tokenizer
 def test_the_work_for_a_token_does_not_grow_with_the_text(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
@@ -191,17 +222,17 @@ def test_the_work_for_a_token_does_not_grow_with_the_text(
     assert sum(lengths) < 30 * len(ids)
 
 
-def stopped(text: str, params: SamplingParams, step: int = 1) -> IncrementalDetokenizer:
+def stopped(text: str, params: SamplingParams) -> IncrementalDetokenizer:
     tokenizer = byte_level()
     detokenizer = IncrementalDetokenizer(tokenizer, params)
-    pushed(detokenizer, encode(tokenizer, text), step)
+    pushed(detokenizer, encode(tokenizer, text))
     detokenizer.flush()
     return detokenizer
 
 
-def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int, str] | None:
-    """Brute force: read character by character until the text ends with a stop string."""
-    for end in range(len(text) + 1):
+def first_stop(text: str, stops: Sequence[str], after: int) -> tuple[int, int, str] | None:
+    """Brute force: read on behind `after` characters until the text read ends with a stop string."""
+    for end in range(after + 1, len(text) + 1):
         for stop in sorted(stops, key=len, reverse=True):
             if text[:end].endswith(stop):
                 return end, end - len(stop), stop
@@ -210,19 +241,21 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int, str] | None:
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(
-    st.text("abc ", max_size=40),
-    st.lists(st.text("abc ", min_size=1, max_size=5), min_size=1, max_size=4),
-    st.booleans(),
-    st.integers(1, 4),
+    text=st.text("abc ", max_size=40),
+    stops=st.lists(st.text("abc ", min_size=1, max_size=5), min_size=1, max_size=4),
+    include=st.booleans(),
+    step=st.integers(1, 4),
+    minimum=st.just(0) | st.integers(1, 12),
 )
 def test_text_ends_at_the_stop_string_that_is_complete_first(
-    text: str, stops: list[str], include: bool, step: int
+    text: str, stops: list[str], include: bool, step: int, minimum: int
 ) -> None:
     tokenizer = byte_level()
     ids = encode(tokenizer, text)
-    detokenizer = IncrementalDetokenizer(tokenizer, SamplingParams(stop=stops, include_stop_text=include))
+    params = SamplingParams(stop=stops, include_stop_text=include, min_tokens=minimum)
+    detokenizer = IncrementalDetokenizer(tokenizer, params)
     shown = "".join(pushed(detokenizer, ids, step)) + detokenizer.flush()
-    found = first_stop(text, stops)
+    found = first_stop(text, stops, after=len(decode(tokenizer, ids[: max(0, minimum - 1)])))
     assert detokenizer.text == shown
     if found is None:
         assert (shown, detokenizer.stopped, detokenizer.token_count) == (text, None, len(ids))
@@ -251,15 +284,6 @@ def test_nothing_is_taken_after_a_stop() -> None:
     assert detokenizer.push(encode(tokenizer, "more")) == ""
     assert detokenizer.flush() == ""
     assert (detokenizer.text, detokenizer.stopped, detokenizer.token_count) == ("a ", "END", len(ids))
-
-
-def test_stop_strings_count_only_when_enough_tokens_came() -> None:
-    tokenizer = byte_level()
-    text = "abcabcabc"
-    for minimum in range(len(encode(tokenizer, text)) + 1):
-        detokenizer = stopped(text, SamplingParams(stop=["abc", "c"], min_tokens=minimum))
-        assert detokenizer.token_count >= minimum
-        assert text.startswith(detokenizer.text)
 
 
 def test_a_stop_string_that_is_a_special_token_needs_it_shown() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from octavo.engine.sampling_params import SamplingParams
 
 LARGEST = 2**31 - 1

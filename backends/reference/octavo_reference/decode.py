@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.attention.contract import AttentionBatch, AttentionSpec
+from octavo.attention.contract import AttentionSpec
 from octavo.kv.layout import AxesLayout, KVCache
 
 _MAX_GAP = 4
@@ -22,6 +22,7 @@ _MAX_GAP = 4
 _MAX_RUNS = 32
 """Beyond this many runs one gather is cheaper than one product a run."""
 _LOWEST = torch.finfo(torch.float32).min
+_TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,40 +36,63 @@ class DecodePlan:
     """[gathered] int64: blocks that are copied, after those of the runs: shared ones once more for each further row."""
     owner: Tensor
     """[items] int64: the row whose query each item meets."""
+    partial: Tensor
+    """[n] int64: items with slots that their row must not see; most blocks are full."""
     unseen: Tensor
-    """[items, 1, 1, block_size] bool: slots that the row must not see."""
+    """[n, 1, 1, block_size] bool: those slots."""
     parts: Tensor
     """[rows, most blocks of a row] int64: items of a row; `items` stands for none."""
-    single: bool
+    direct: bool
     """Every row has one item, in the order of rows."""
 
     @classmethod
-    def build(
-        cls, spec: AttentionSpec, size: int, table: NDArray[np.int32], contexts: list[int], batch: AttentionBatch
-    ) -> DecodePlan | None:
-        """From the decoding rows' block table [rows, width] and context lengths; None without such rows."""
-        if not contexts:
-            return None
-        entries = _entries(spec, size, table, np.asarray(contexts, dtype=np.int64))
+    def build(cls, spec: AttentionSpec, size: int, table: Tensor, contexts: list[int]) -> DecodePlan:
+        """From the decoding rows' block table [rows, width] int32 and context lengths, at least one."""
+        entries = _entries(spec, size, table.cpu().numpy(), np.asarray(contexts, dtype=np.int64))
         runs, position, covered, gathered = _place(entries.block)
         items = covered + len(gathered)
-        device = batch.block_table.device
+        device = table.device
         owner = np.zeros(items, dtype=np.int64)
         unseen = np.ones((items, size), dtype=np.bool_)
         owner[position] = entries.row
         unseen[position] = entries.unseen
         parts = np.full((len(contexts), int(entries.order.max(initial=0)) + 1), items, dtype=np.int64)
         parts[entries.row, entries.order] = position
-        single = parts.shape[1] == 1 and items == len(contexts) and bool((parts[:, 0] == np.arange(items)).all())
+        direct = parts.shape[1] == 1 and items == len(contexts) and bool((parts[:, 0] == np.arange(items)).all())
+        partial = np.flatnonzero(unseen.any(axis=1))
         return cls(
             len(contexts),
             tuple(runs),
             torch.from_numpy(gathered).to(device),
             torch.from_numpy(owner).to(device),
-            torch.from_numpy(unseen).to(device)[:, None, None],
+            torch.from_numpy(partial).to(device),
+            torch.from_numpy(unseen[partial]).to(device)[:, None, None],
             torch.from_numpy(parts).to(device),
-            single,
+            direct,
         )
+
+    def spread(self, rows: Tensor) -> Tensor:
+        """[rows, ...] -> what each item's row has, [items, ...]."""
+        if self.direct:
+            return rows
+        return rows.expand(len(self.owner), *rows.shape[1:]) if self.rows == 1 else rows.index_select(0, self.owner)
+
+    def join_max(self, items: Tensor) -> Tensor:
+        """[items, ...] -> [rows, ...], the largest of each row's items."""
+        if self.direct:
+            return items
+        return items.amax(0, keepdim=True) if self.rows == 1 else self._parts(items, -torch.inf).amax(1)
+
+    def join_sum(self, items: Tensor) -> Tensor:
+        """[items, ...] -> [rows, ...], the sum of each row's items."""
+        if self.direct:
+            return items
+        return items.sum(0, keepdim=True) if self.rows == 1 else self._parts(items, 0).sum(1)
+
+    def _parts(self, items: Tensor, none: float) -> Tensor:
+        """[items, ...] -> [rows, most blocks of a row, ...], `none` where a row has fewer."""
+        padded = torch.cat([items, items.new_full((1, *items.shape[1:]), none)])
+        return padded.index_select(0, self.parts.view(-1)).view(*self.parts.shape, *items.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +124,7 @@ def _entries(spec: AttentionSpec, size: int, table: NDArray[np.int32], contexts:
 def _place(
     block: NDArray[np.int64],
 ) -> tuple[list[tuple[int, int]], NDArray[np.int64], int, NDArray[np.int64]]:
-    """Sorted block ids -> runs of ids, each entry's item, items that the runs cover, and blocks to gather behind them."""
+    """Sorted block ids -> runs of ids, each entry's item, items in runs, and blocks to gather behind them."""
     repeated = np.zeros(len(block), dtype=np.bool_)
     repeated[1:] = block[1:] == block[:-1]
     own = block[~repeated]
@@ -119,42 +143,52 @@ def _place(
 
 
 def decode(
-    spec: AttentionSpec, layout: AxesLayout, cache: KVCache, layer: int, query: Tensor, plan: DecodePlan, sinks: Tensor | None
+    spec: AttentionSpec,
+    layout: AxesLayout,
+    cache: KVCache,
+    layer: int,
+    query: Tensor,
+    plan: DecodePlan,
+    sinks: Tensor | None,
 ) -> Tensor:
     """query [rows, heads, head_size] -> [rows, heads, head_size] in its dtype."""
-    rows, heads, kv = plan.rows, spec.heads, spec.kv_heads
-    scaled = (query.float() * spec.scale).view(rows, kv, -1, spec.head_size)
-    mine = scaled if plan.single else scaled.index_select(0, plan.owner)
-    keys = _items(layout.key_view(cache, layer), layout, plan)
-    scores = _products(mine.flatten(0, 1), [part.transpose(1, 2) for part in keys]).view(-1, kv, spec.group, layout.block_size)
+    rows, kv, group, size = plan.rows, spec.kv_heads, spec.group, spec.head_size
+    scaled = (query.float() * spec.scale).view(rows, kv, group, size)
+    keys = [part.transpose(1, 2) for part in _items(layout.key_view(cache, layer), layout, plan)]
+    scores = _products(plan.spread(scaled).reshape(-1, group, size), keys).view(-1, kv, group, layout.block_size)
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     # Fill, do not add: an unused slot may hold NaN.
-    scores.masked_fill_(plan.unseen, -torch.inf)
-    peak = scores.amax(-1)
-    top = peak if plan.single else _parts(peak, plan, -torch.inf).amax(1)
-    if sinks is not None:
-        top = torch.maximum(top, sinks.float().view(1, kv, -1))
+    scores.index_copy_(0, plan.partial, scores.index_select(0, plan.partial).masked_fill_(plan.unseen, -torch.inf))
     # A row of padding sees nothing: with a finite peak its weights are 0, not NaN.
-    top = top.clamp_min(_LOWEST)
-    weights = scores.sub_((top if plan.single else top.index_select(0, plan.owner))[..., None]).exp_()
-    total = weights.sum(-1)
+    peak = plan.join_max(scores.amax(-1)).clamp_min(_LOWEST)
+    sink = None if sinks is None else sinks.float().view(1, kv, group)
+    if sink is not None:
+        peak = torch.maximum(peak, sink)
+    weights = scores.sub_(plan.spread(peak)[..., None]).exp_()
+    total = plan.join_sum(weights.sum(-1))
+    if sink is not None:
+        total = total + (sink - peak).exp()
     values = _items(layout.value_view(cache, layer), layout, plan)
-    partial = _products(weights.flatten(0, 1), values).view(-1, kv, spec.group, spec.head_size)
-    if not partial.sum().isfinite():
-        # Weight 0 times an unused slot's NaN is NaN. Rare, so it is looked for, not guarded against by a copy each time.
-        hidden = plan.unseen.transpose(2, 3).expand(-1, kv, -1, 1).flatten(0, 1)
-        partial = torch.bmm(weights.flatten(0, 1), torch.cat(values).masked_fill(hidden, 0)).view_as(partial)
-    if not plan.single:
-        total, partial = _parts(total, plan, 0).sum(1), _parts(partial, plan, 0).sum(1)
-    if sinks is not None:
-        total = total + (sinks.float().view(1, kv, -1) - top).exp()
-    smallest = torch.finfo(torch.float32).tiny
-    return partial.div_(total.clamp_min(smallest)[..., None]).view(rows, heads, spec.head_size).to(query.dtype)
+    weighted = plan.join_sum(_products(weights.view(-1, group, layout.block_size), values).view(-1, kv, group, size))
+    if not weighted.sum().isfinite():
+        # Weight 0 times an unused slot's NaN is NaN: rare, so it is looked for, not guarded against by a copy.
+        weighted = plan.join_sum(_careful(weights, torch.cat(values), plan))
+    out = weighted.div_(total.clamp_min_(_TINY)[..., None])
+    return out.view(rows, spec.heads, size).to(query.dtype)
+
+
+def _careful(weights: Tensor, values: Tensor, plan: DecodePlan) -> Tensor:
+    """weights [items, kv, group, block_size] times values [items * kv, block_size, size], unseen slots as zeros."""
+    items, kv, group, block_size = weights.shape
+    seen = values.view(items, kv, block_size, -1).clone()
+    hidden = plan.unseen.view(-1, 1, block_size, 1)
+    seen.index_copy_(0, plan.partial, seen.index_select(0, plan.partial).masked_fill_(hidden, 0))
+    return torch.bmm(weights.view(-1, group, block_size), seen.flatten(0, 1)).view(items, kv, group, -1)
 
 
 def _items(view: Tensor, layout: AxesLayout, plan: DecodePlan) -> list[Tensor]:
-    """Items of [block, slot, head, dim...] as [items * kv_heads, block_size, head_size] float32: views where they can be."""
+    """Items of [block, slot, head, dim...] as [items * kv_heads, block_size, head_size] float32, views if possible."""
     parts = [view[start:end] for start, end in plan.runs]
     if len(plan.gathered):
         parts.append(view.index_select(0, plan.gathered))
@@ -173,9 +207,3 @@ def _products(left: Tensor, parts: list[Tensor]) -> Tensor:
         torch.bmm(left[start:end], part, out=out[start:end])
         start = end
     return out
-
-
-def _parts(items: Tensor, plan: DecodePlan, none: float) -> Tensor:
-    """[items, ...] -> [rows, most blocks of a row, ...], `none` where a row has fewer."""
-    padded = torch.cat([items, items.new_full((1, *items.shape[1:]), none)])
-    return padded[plan.parts]

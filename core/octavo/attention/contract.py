@@ -60,7 +60,11 @@ class AttentionSpec:
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} query heads cannot share {self.kv_heads} key heads: it must divide evenly")
         if self.window is not None and self.window < 1:
-            raise ValueError(f"window is {self.window}, it must be at least 1 (a token sees itself); None means no window")
+            raise ValueError(
+                f"window is {self.window}, it must be at least 1 (a token sees itself); None means no window"
+            )
+        if self.softcap is not None and self.softcap <= 0:
+            raise ValueError(f"softcap is {self.softcap}, it must be above 0; None means no cap")
 
     @property
     def group(self) -> int:
@@ -82,8 +86,9 @@ class AttentionSpec:
 class AttentionBatch:
     """One packed forward: the tokens of all rows one after another, rows that decode (one query token) first.
 
-    Row i owns query tokens `query_starts[i]:query_starts[i + 1]`; they are the last tokens of its context. A padding row
-    (captured graphs) has a context of length 0 and slot -1: its output is finite and means nothing.
+    Row i owns query tokens `query_starts[i]:query_starts[i + 1]`, perhaps none; they are the last of its context.
+    A padding row (captured graphs) has a context of length 0 and slot -1: its output is finite and means nothing. The
+    tensors are core's and change after the step: what a captured graph reads must be a backend's own copy.
     """
 
     query_starts: Tensor
@@ -195,7 +200,7 @@ class AttentionBackend(ABC):
         self.block_size = block_size
         self.device = device
         self.sinks = sinks
-        self.layout: KVCacheLayout = self.layout_type(spec, block_size)
+        self.layout: KVCacheLayout = type(self).layout_type(spec, block_size)
 
     @classmethod
     def qualified_name(cls) -> str:

@@ -39,7 +39,8 @@ class Device(ABC):
         """Free and total bytes now."""
 
     def synchronize(self) -> None:
-        """Wait until everything submitted has run."""
+        """Wait until everything submitted has run; a device that runs at once has nothing to wait for."""
+        return
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
         """Record `run` once and return its replay, or None where the device cannot."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,10 +15,12 @@ from octavo.attention.device import Device
 from octavo.attention.select import Selection, choose
 from octavo.engine.engine import Engine
 from octavo.engine.runner import Runner
+from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import Limits, Scheduler
 from octavo.kv.budget import blocks_for_bytes, blocks_for_tokens, refusal
 from octavo.kv.manager import KVCacheManager
 from octavo.models import bridge
+from octavo.models.compile import compile_layers
 from octavo.models.load import LoadedModel
 from octavo.models.pack import pack
 from octavo.plugins import Plugins
@@ -26,7 +29,7 @@ from octavo.settings import Settings, SettingsError
 logger = logging.getLogger(__name__)
 
 CPU_SHARE = 0.25
-"""Of the free host memory that the cache takes on a CPU when the user names no size: the machine has others to serve."""
+"""Of the free host memory that the cache may take when the user names no size: the machine has others to serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Built:
 
 
 def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugins: Plugins) -> Built:
-    """Bind the model's attention to a backend. Raises UnsupportedModel, BackendUnavailable or SettingsError, with reasons."""
+    """Bind the model's attention to a backend. Raises UnsupportedModel, BackendUnavailable or SettingsError."""
     pack(loaded.model)
     calls = bridge.inspect(loaded.model)
     kv_dtype = loaded.dtype if settings.kv_cache_dtype == "auto" else getattr(torch, settings.kv_cache_dtype)
@@ -64,21 +67,41 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
     prefix_caching = selection.capabilities.prefix_caching and settings.prefix_caching is not False
     scheduler = Scheduler(KVCacheManager(num_blocks, selection.block_size, prefix_caching), limits)
     runner = Runner(loaded.model, groups, device.torch_device)
-    return Built(Engine(scheduler, runner, loaded.eos_token_ids, _vocab_size(loaded.model)), selection, block_bytes)
+    engine = Engine(scheduler, runner, loaded.eos_token_ids, _vocab_size(loaded.model), plugins)
+    if settings.compile:
+        _compile(loaded.model, calls, engine)
+    return Built(engine, selection, block_bytes)
+
+
+def _compile(model: PreTrainedModel, calls: list[bridge.AttentionCall], engine: Engine) -> None:
+    """Compile the layers now, for one token and for several, so that no request waits for it."""
+    started = time.perf_counter()
+    layers = compile_layers(model, [call.module for call in calls])
+    if not layers:
+        logger.warning("compile: this model's layers do not stand in one list, so they are not compiled")
+        return
+    logger.info("compiling one layer for all %d", layers)
+    engine.submit([0, 1, 2], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True), seed=0)
+    while engine.busy:
+        for output in engine.step():
+            if output.error is not None:
+                raise SettingsError(f"compile: {output.error}. Unset COMPILE, or install a C++ compiler")
+    engine.scheduler.kv.reset()
+    logger.info("compiled in %.1f s", time.perf_counter() - started)
 
 
 def _num_blocks(settings: Settings, block_size: int, block_bytes: int, device: Device) -> int:
     """Blocks of the cache, block 0 included: as many as the user asks for, or as the free memory holds."""
     free = device.memory().free
     if settings.max_batch_total_tokens is None:
-        share = CPU_SHARE if device.name == "cpu" else settings.tgi_wiggle_room
-        return blocks_for_bytes(int(free * share), block_bytes)
+        share = CPU_SHARE if device.name == "cpu" else 1
+        return blocks_for_bytes(int(free * share * settings.tgi_wiggle_room), block_bytes)
     num_blocks = blocks_for_tokens(settings.max_batch_total_tokens, block_size) + 1
     if num_blocks * block_bytes > free:
         most = (blocks_for_bytes(free, block_bytes) - 1) * block_size
         raise SettingsError(
-            f"max_batch_total_tokens is {settings.max_batch_total_tokens}: that cache needs {num_blocks * block_bytes} bytes, "
-            f"{free} are free on {device.name}; give at most {max(most, 0)}"
+            f"max_batch_total_tokens is {settings.max_batch_total_tokens}: that cache needs {num_blocks * block_bytes} "
+            f"bytes, {free} are free on {device.name}; give at most {max(most, 0)}"
         )
     return num_blocks
 
@@ -101,8 +124,8 @@ def _limits(loaded: LoadedModel, settings: Settings, selection: Selection, num_b
         max_total_tokens=total,
         max_batch_prefill_tokens=chunk,
         max_batch_size=settings.max_batch_size,
-        waiting_served_ratio=settings.waiting_served_ratio,
-        max_waiting_tokens=settings.max_waiting_tokens,
+        waiting_served_ratio=settings.waiting_served_ratio or None,
+        max_waiting_tokens=settings.max_waiting_tokens if settings.waiting_served_ratio else None,
         spare_slots=spare,
     )
 

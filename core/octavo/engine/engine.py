@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from octavo.engine.observe import tell_request, tell_step
 from octavo.engine.request import FinishReason, Request
 from octavo.engine.runner import Runner, StepResult
-from octavo.engine.sampler import LogitsProcessor, TokenLogprobs
+from octavo.engine.sampler import TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import RequestRefused, Schedule, Scheduler
 from octavo.engine.step import Step, build
+from octavo.hooks import LogitsProcessor
 from octavo.kv.node import Namespace
+from octavo.plugins import Plugins
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +50,8 @@ class Engine:
     end_ids: frozenset[int]
     """Tokens that end a sequence unless its request ignores them."""
     vocab_size: int
+    plugins: Plugins
+    """Those that observe are told of steps and of requests that end."""
     steps: int = 0
     _requests: dict[int, Request] = field(default_factory=dict)
     _processors: dict[int, Sequence[LogitsProcessor]] = field(default_factory=dict)
@@ -80,15 +86,17 @@ class Engine:
             raise RequestRefused("the prompt has no tokens: give at least one")
         outside = tokens[(tokens < 0) | (tokens >= self.vocab_size)]
         if outside.size:
-            raise RequestRefused(f"token id {outside[0]} of the prompt is not in the vocabulary: 0 to {self.vocab_size - 1}")
+            raise RequestRefused(
+                f"token id {outside[0]} of the prompt is not in the vocabulary: 0 to {self.vocab_size - 1}"
+            )
         return tokens.astype(np.int32)
 
-    def cancel(self, request_id: int) -> None:
+    def cancel(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Forget a request; its blocks are free at once. An id that is unknown, or already ended, is no error."""
         request = self._requests.get(request_id)
         if request is not None:
             self.scheduler.cancel(request)
-            self._forget(request_id)
+            self._forget(request, reason)
 
     @property
     def busy(self) -> bool:
@@ -97,10 +105,16 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Run one step. A step that fails costs its own requests, with the reason, and nobody else's."""
+        started, preemptions = time.perf_counter(), self.scheduler.preemptions
         schedule = self.scheduler.schedule()
         if not schedule.rows:
             return []
         self.steps += 1
+        outputs = self._run(schedule)
+        tell_step(self.plugins, self.scheduler, schedule, started, self.scheduler.preemptions - preemptions)
+        return outputs
+
+    def _run(self, schedule: Schedule) -> list[Output]:
         try:
             step = build(schedule, self.scheduler.kv.block_size, self._processors)
             result = self.runner.run(step)
@@ -127,7 +141,7 @@ class Engine:
             self._add_logprobs(output, request.params, result, due)
             output.finish_reason = self.scheduler.complete(row, token)
             if output.finish_reason is not None:
-                self._forget(request.id)
+                self._forget(request, output.finish_reason)
             due += 1
         return list(outputs.values())
 
@@ -146,9 +160,10 @@ class Engine:
         output = self._output(request)
         output.finish_reason, output.error = FinishReason.ERROR, f"{type(error).__name__}: {error}"
         self.scheduler.cancel(request, insert=False)
-        self._forget(request.id)
+        self._forget(request, FinishReason.ERROR)
         return output
 
-    def _forget(self, request_id: int) -> None:
-        self._requests.pop(request_id, None)
-        self._processors.pop(request_id, None)
+    def _forget(self, request: Request, reason: FinishReason) -> None:
+        self._requests.pop(request.id, None)
+        self._processors.pop(request.id, None)
+        tell_request(self.plugins, request, reason)

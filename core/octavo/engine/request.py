@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,11 +49,15 @@ class Request:
     """Prompt tokens that its first admission found in the cache."""
     prompt_reported: int = 0
     """Prompt positions whose log-probabilities were given out."""
+    preemptions: int = 0
+    submitted: float = field(default_factory=time.perf_counter)
+    """Seconds of a clock that only goes forward, as `first_token`."""
+    first_token: float | None = None
 
     @classmethod
     def new(
-        cls, id: int, prompt: NDArray[np.int32], max_length: int, params: SamplingParams, seed: int, end_ids: frozenset[int],
-        namespace: Namespace,
+        cls, id: int, prompt: NDArray[np.int32], max_length: int, params: SamplingParams, seed: int,
+        end_ids: frozenset[int], namespace: Namespace,
     ) -> Request:  # fmt: skip
         """A request that has not run."""
         return cls(id, prompt.copy(), len(prompt), max_length, params, seed, end_ids, namespace, len(prompt))
@@ -79,6 +84,8 @@ class Request:
 
     def append(self, token: int) -> None:
         """A generated token."""
+        if self.first_token is None:
+            self.first_token = time.perf_counter()
         if self.length == len(self.tokens):
             self.tokens = np.concatenate([self.tokens, np.empty(max(64, self.length // 2), dtype=np.int32)])
         self.tokens[self.length] = token

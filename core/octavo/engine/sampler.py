@@ -9,7 +9,6 @@ not depend on how a sort orders ties, which are common in 16-bit logits, nor on 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +16,11 @@ import torch
 from torch import Tensor
 
 from octavo.engine.sampling_batch import Floats, Integers, SamplingBatch, TokenEntries
+from octavo.hooks import LogitsProcessor
 
 _LEADING = 256  # likeliest tokens among which a nucleus is sought before the whole vocabulary is sorted
 _SPAN = 256  # tokens whose weights are summed before the one that a draw falls on is sought among them
 _LOGPROB_ROWS = 256  # rows whose logits are held in float32 at once
-
-
-class LogitsProcessor(Protocol):
-    """Changes the logits of one sequence before its next token is chosen, given those generated so far."""
-
-    def __call__(self, output_ids: Sequence[int], logits: Tensor) -> Tensor:
-        """Return the logits to use from those given, [vocab] float32, which may be changed in place."""
-        ...
 
 
 @dataclass(slots=True)
@@ -93,7 +85,7 @@ def _token_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> TokenLogprobs:
     """A few rows at a time: a whole prompt's logits in float32 would be the step's largest allocation by far."""
     k = min(k, logits.shape[-1])
     parts = []
-    for start in range(0, len(logits), _LOGPROB_ROWS):
+    for start in range(0, max(1, len(logits)), _LOGPROB_ROWS):
         rows = slice(start, start + _LOGPROB_ROWS)
         logprobs = logits[rows].float().log_softmax(-1)
         top = logprobs.topk(k)
@@ -108,7 +100,7 @@ def _sampled(logits: Tensor, chosen: Tensor, batch: SamplingBatch) -> Sampled:
     if not asking.size:
         return Sampled(token_ids)
     index = _tensor(asking, logits.device)
-    found = _token_logprobs(logits[index], chosen[index], int(batch.top_logprobs.max()))
+    found = _token_logprobs(logits.index_select(0, index), chosen[index], int(batch.top_logprobs.max()))
     logprobs = np.full(len(batch), np.nan, dtype=np.float32)
     logprobs[asking] = found.logprobs
     top_ids = [np.empty(0, dtype=np.int64)] * len(batch)
@@ -142,13 +134,14 @@ def _penalise(scores: Tensor, batch: SamplingBatch) -> None:
         _column(penalty[batch.penalised], scores.device)
         for penalty in (batch.repetition_penalty, batch.frequency_penalty, batch.presence_penalty)
     )
-    before = scores[rows]
+    before = scores.index_select(0, rows)
     index, generated = _entries(batch.history, scores)
     counts = torch.zeros_like(before).index_put_(index, generated, accumulate=True)
     seen = torch.zeros_like(before, dtype=torch.bool)
     seen[index] = True
     repeated = torch.where(before > 0, before / repetition, before * repetition)
-    scores[rows] = torch.where(seen, repeated, before) - counts * frequency - (counts > 0) * presence
+    after = torch.where(seen, repeated, before) - counts * frequency - (counts > 0) * presence
+    scores.index_copy_(0, rows, after)
 
 
 def _draw(scores: Tensor, batch: SamplingBatch, rows: Integers) -> Tensor:
@@ -174,16 +167,14 @@ def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 def _locate(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """The index at which a uniform falls, and how far into that weight, again from 0 to 1: both [rows].
 
-    In float64: in float32 the rarest tokens of a large vocabulary would never come.
+    In float64: in float32 the rarest tokens of a large vocabulary would never come. A uniform of at most 1 - 2**-53
+    stays below the total when it is multiplied, so what it falls on has some weight.
     """
     cumulative = weights.double().cumsum_(-1)
-    total = cumulative[:, -1:]
-    target = uniforms[:, None] * total
-    target = target.minimum(total.nextafter(torch.zeros_like(total)))  # rounding up to the total would find nothing
+    target = uniforms[:, None] * cumulative[:, -1:]
     index = torch.searchsorted(cumulative, target, right=True).clamp_(max=weights.shape[-1] - 1)
-    weight = weights.gather(-1, index).double()
-    within = 1 - (cumulative.gather(-1, index) - target) / weight
-    return index[:, 0], within[:, 0].clamp_(0, 1)
+    within = 1 - (cumulative.gather(-1, index) - target) / weights.gather(-1, index)
+    return index[:, 0], within[:, 0].clamp_(min=0)
 
 
 def _filter(weights: Tensor, batch: SamplingBatch, rows: Integers) -> None:

@@ -1,8 +1,8 @@
 """Which tokens run next, and who holds blocks for them.
 
-Continuous batching: every step takes one token of each request that decodes, then prompt chunks under a token budget, in
-the order of arrival. A request grows by a block when its next token needs one. When none is left, cached prefixes are
-evicted, then the newest request is preempted: its blocks go into the prefix tree, so its return recomputes little.
+Continuous batching: every step takes one token of each request that decodes, then prompt chunks under a token budget,
+in the order of arrival. A request grows by a block when its next token needs one. When none is left, cached prefixes
+are evicted, then the newest request is preempted: its blocks go into the prefix tree, so its return recomputes little.
 The oldest request always runs, and a request that fits the cache alone is the only kind admitted, so all of them end.
 """
 
@@ -36,9 +36,9 @@ class Limits:
     max_batch_size: int | None = None
     """Requests that run at once; None: as many as the cache holds."""
     waiting_served_ratio: float | None = None
-    """While requests decode, newcomers wait until they are this fraction of those running; None: they never wait."""
+    """While requests decode, newcomers wait until they are this fraction (rounded down) of them; None: never."""
     max_waiting_tokens: int | None = None
-    """But no longer than this many decode steps."""
+    """But no longer than it takes those that run to get this many tokens each; None: without end."""
     spare_slots: int = 0
     """Slots that the attention backend wants beyond a request's tokens."""
 
@@ -96,8 +96,9 @@ class Scheduler:
             )
         if request.max_length > limits.max_total_tokens:
             raise RequestRefused(
-                f"{prompt} prompt tokens and {request.max_length - prompt} new ones (max_tokens) are {request.max_length}, the "
-                f"limit is {limits.max_total_tokens} (max_total_tokens): ask for at most {limits.max_total_tokens - prompt}"
+                f"{prompt} prompt tokens and {request.max_length - prompt} new ones (max_tokens) are "
+                f"{request.max_length}, the limit is {limits.max_total_tokens} (max_total_tokens): "
+                f"ask for at most {limits.max_total_tokens - prompt}"
             )
         needed = blocks_for_tokens(request.max_length + limits.spare_slots, self.kv.block_size)
         if needed > self.kv.pool.num_blocks - 1:
@@ -121,7 +122,7 @@ class Scheduler:
         return Schedule(rows, sum(row.count == 1 for row in rows), self.kv.take_copies())
 
     def _continue(self) -> tuple[list[ScheduledRow], int]:
-        """Running requests, oldest first, and the budget that they leave; those that find no block preempt the newest."""
+        """Running requests, oldest first, and the budget they leave; those that find no block preempt the newest."""
         rows: list[ScheduledRow] = []
         budget = self.limits.max_batch_prefill_tokens
         position = 0
@@ -147,7 +148,8 @@ class Scheduler:
                 return
             if self._awaits(request):
                 continue
-            table = request.table = self.kv.admit(request.known, request.namespace, request.uses_cache)
+            spare = self.limits.spare_slots
+            table = request.table = self.kv.admit(request.known, request.namespace, request.uses_cache, spare)
             count = min(request.length - table.computed, budget)
             if not (self._has_room(request) and self._grow(request, count)):
                 self._release(request)
@@ -163,11 +165,11 @@ class Scheduler:
     def _patience(self) -> bool:
         """Do newcomers wait a little more, so that those that decode are interrupted less often?"""
         ratio, most = self.limits.waiting_served_ratio, self.limits.max_waiting_tokens
-        if (ratio is None and most is None) or not self.waiting:
+        if ratio is None:
             return False
         self._waited += 1
-        enough = ratio is not None and len(self.waiting) >= ratio * len(self.running)
-        return not enough and (most is None or self._waited <= most)
+        enough = len(self.waiting) >= int(ratio * len(self.running))
+        return not enough and (most is None or self._waited < most)
 
     def _awaits(self, request: Request) -> bool:
         """Is a longer prefix of it than is cached being computed right now? Then it waits a step and shares it."""
@@ -198,6 +200,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self.preemptions += 1
+        request.preemptions += 1
         self._stop(request)
         bisect.insort(self.waiting, request, key=_ID)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.sampler import LogitsProcessor
-from octavo.engine.sampling_batch import SamplingBatch, SamplingRow, build_batch
 from octavo.engine.request import Request
+from octavo.engine.sampling_batch import SamplingBatch, SamplingRow, build_batch
 from octavo.engine.scheduler import Schedule, ScheduledRow
+from octavo.hooks import LogitsProcessor
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Axes:
     """A layout by the names of its axes, outermost first: `block`, `slot`, `head`, `dim` in any order.
 
     One axis may be split, its inner part packed elsewhere: "block head dim/x slot x" keeps x = 16 bytes of a head's
-    elements together. `value` is as `key` unless given. An `Axes` is a `LayoutType`: call it with a spec and block size.
+    elements together. `value` is as `key` unless given. It is a `LayoutType`: call it with a spec and block size.
     """
 
     key: str
@@ -199,13 +199,21 @@ class AxesLayout(KVCacheLayout):
         return self.value_order.view(cache.values[layer])
 
     def write(self, cache: KVCache, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        """Scatter. Slot -1 rewrites what slot 0 of the scratch block holds, so no device is asked to filter rows."""
-        for order, tensor, new in ((self.key_order, cache.keys[layer], key), (self.value_order, cache.values[layer], value)):
+        """Scatter. Slot -1 rewrites what slot 0 of the scratch block holds: no device is asked to filter rows."""
+        # On a CPU to ask is cheaper than to rewrite.
+        padded = not slots.is_cpu or bool((slots < 0).any())
+        keep, slots = slots >= 0, slots.clamp(min=0) if padded else slots
+        key_index = self.key_order.index(slots)
+        value_index = key_index if self.value_order == self.key_order else self.value_order.index(slots)
+        for order, tensor, new, index in (
+            (self.key_order, cache.keys[layer], key, key_index),
+            (self.value_order, cache.values[layer], value, value_index),
+        ):
             view = order.view(tensor)
-            index = order.index(slots.clamp(min=0))
             rows = new.reshape(-1, *order.token_shape).to(self.dtype)
-            keep = (slots >= 0).view(-1, *[1] * len(order.token_shape))
-            view[index] = torch.where(keep, rows, view[index])
+            if padded:
+                rows = torch.where(keep.view(-1, *[1] * len(order.token_shape)), rows, view[index])
+            view[index] = rows
 
     def read(self, cache: KVCache, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Gather: each [tokens, kv_heads, head_size], copies."""

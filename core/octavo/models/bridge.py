@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec
+from octavo.models.compile import register
 
 ATTENTION_NAME = "octavo"
 """What a model's `attn_implementation` must be."""
 
-_BOUND = "_octavo_layer"
+_BOUND, _NUMBER = "_octavo_layer", "_octavo_number"
 _HARMLESS = frozenset({"position_ids", "cache_position", "input_ids"})
 """Tensors that layers pass along although attention does not depend on them."""
 
@@ -60,7 +61,7 @@ class AttentionGroup:
         self.plan = self.backend.plan(batch)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class BoundLayer:
     """One layer's place in its group."""
 
@@ -92,6 +93,8 @@ def attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """The function that transformers calls in every layer."""
+    if torch.compiler.is_compiling():
+        return torch.ops.octavo.attention(query, key, value, getattr(module, _NUMBER)), None
     bound = cast("BoundLayer | None", module.__dict__.get(_BOUND))
     if bound is not None:
         return bound(query, key, value), None
@@ -110,10 +113,14 @@ def _refuse(module: nn.Module, key: Tensor, value: Tensor, mask: Tensor | None, 
     if getattr(module, "is_causal", True) is False or others.get("is_causal") is False:
         raise UnsupportedModel(f"{layer} is not causal: only decoder-only language models can be served")
     if value.shape[-1] != key.shape[-1]:
-        raise UnsupportedModel(f"{layer} has keys of size {key.shape[-1]} and values of size {value.shape[-1]}: not served yet")
+        raise UnsupportedModel(
+            f"{layer} has keys of size {key.shape[-1]} and values of size {value.shape[-1]}: not served yet"
+        )
     for name, given in others.items():
         if isinstance(given, Tensor) and name not in _HARMLESS:
-            raise UnsupportedModel(f"{layer} passes {name} {tuple(given.shape)} to attention, which octavo would ignore")
+            raise UnsupportedModel(
+                f"{layer} passes {name} {tuple(given.shape)} to attention, which octavo would ignore"
+            )
 
 
 AttentionInterface.register(ATTENTION_NAME, attention)
@@ -141,18 +148,32 @@ def _check(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None:
     kinds = list(getattr(config, "layer_types", None) or [])
     if len(calls) != layers or len({id(call.module) for call in calls}) != layers:
         raise UnsupportedModel(
-            f"{config.model_type} has {layers} layers, of which {len(calls)} call an attention function that can be replaced"
+            f"{config.model_type} has {layers} layers, {len(calls)} of which call an attention function to replace"
         )
     for number, (kind, call) in enumerate(zip(kinds, calls, strict=False)):
-        if (kind == "sliding_attention") != (call.window is not None) and getattr(config, "sliding_window", None) is not None:
-            raise UnsupportedModel(f"layer {number} of {config.model_type} is of kind {kind} but asks for window {call.window}")
+        if (kind == "sliding_attention") != (call.window is not None) and getattr(
+            config, "sliding_window", None
+        ) is not None:
+            raise UnsupportedModel(
+                f"layer {number} of {config.model_type} is of kind {kind} but asks for window {call.window}"
+            )
 
 
-def groups(calls: Sequence[AttentionCall], dtype: torch.dtype, kv_dtype: torch.dtype) -> list[tuple[AttentionSpec, list[int]]]:
+def groups(
+    calls: Sequence[AttentionCall], dtype: torch.dtype, kv_dtype: torch.dtype
+) -> list[tuple[AttentionSpec, list[int]]]:
     """Layers that attend alike: each group's spec and its layers' numbers."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for number, call in enumerate(calls):
-        kind = (call.heads, call.kv_heads, call.head_size, call.scale, call.window, call.softcap, call.sinks is not None)
+        kind = (
+            call.heads,
+            call.kv_heads,
+            call.head_size,
+            call.scale,
+            call.window,
+            call.softcap,
+            call.sinks is not None,
+        )
         alike.setdefault(kind, []).append(number)
     return [
         (
@@ -175,4 +196,6 @@ def sinks(calls: Sequence[AttentionCall], members: Sequence[int]) -> Tensor | No
 def bind(calls: Sequence[AttentionCall], members: Sequence[int], group: AttentionGroup) -> None:
     """From now on these layers attend through `group`."""
     for layer, number in enumerate(members):
-        calls[number].module.__dict__[_BOUND] = BoundLayer(group, layer)
+        bound = BoundLayer(group, layer)
+        calls[number].module.__dict__[_BOUND] = bound
+        calls[number].module.__dict__[_NUMBER] = register(bound)

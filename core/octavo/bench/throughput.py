@@ -1,0 +1,218 @@
+"""How fast a model answers: octavo and transformers' `generate` on the same requests, taking turns."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from transformers import AutoConfig
+
+from octavo.bench.job import Job, Measurement, ProfileRow, measure
+from octavo.bench.machine import Fact
+from octavo.bench.profiler import ENGINE, MODEL
+from octavo.bench.report import Report
+from octavo.bench.workload import Exchange, Range, Source, model_folder
+from octavo.models.load import load_random
+from octavo.models.quiet import quiet
+
+OCTAVO, PEER = "octavo", "transformers"
+SHOWN_SHARE = 0.005
+"""Of the run: operators with less are left out of a profile."""
+
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """So many requests at once, their lengths drawn from these ranges of tokens."""
+
+    requests: int
+    prompts: Range
+    answers: Range
+
+
+MANY = Load(32, Range(64, 256), Range(64, 128))
+ONE = Load(1, Range(64, 64), Range(128, 128))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is measured, and how."""
+
+    model: str
+    loads: Sequence[Load] = (MANY, ONE)
+    seed: int = 0
+    sharegpt: bool | None = None
+    dtype: str = "float32"
+    attention: str | None = None
+    block_size: int | None = None
+    threads: int | None = None
+    repeats: int = 3
+    peer: bool = True
+    profile: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype is {self.dtype}: give one of {', '.join(DTYPES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """One load's measurements: those of one index ran one after the other."""
+
+    load: Load
+    octavo: list[Measurement]
+    peer: list[Measurement]
+    profile: Measurement | None = None
+
+
+def run(options: Options, say: Callable[[str], None]) -> tuple[Report, Report | None]:
+    """Measure each load; the second report is the profile, where it is wanted. Raises EngineFailed or ValueError."""
+    source = Source.of(options.model, options.sharegpt)
+    rows: list[dict[str, Fact]] = []
+    profiled: list[dict[str, Fact]] = []
+    for load in options.loads:
+        exchanges = source.generation(load.requests, load.prompts, load.answers, options.seed)
+        turns = _take_turns(options, load, exchanges, say)
+        rows += throughput_rows(turns, exchanges)
+        if turns.profile is not None:
+            profiled += profile_rows(turns.profile, load, median(each.seconds for each in turns.octavo))
+    workload = _workload(options, source, turns.octavo[0])
+    report = Report(bench="throughput", workload=workload, rows=rows)
+    return report, Report(bench="profile", workload=workload, rows=profiled) if options.profile else None
+
+
+def _take_turns(options: Options, load: Load, exchanges: list[Exchange], say: Callable[[str], None]) -> Turns:
+    engines = (PEER, OCTAVO) if options.peer else (OCTAVO,)
+    taken: dict[str, list[Measurement]] = {OCTAVO: [], PEER: []}
+    for turn in range(options.repeats):
+        for engine in engines:
+            say(f"{load.requests} requests, {turn + 1} of {options.repeats}: {engine}")
+            taken[engine].append(measure(_job(options, engine, exchanges), options.threads))
+    profile = None
+    if options.profile:
+        say(f"{load.requests} requests: profile")
+        profile = measure(_job(options, OCTAVO, exchanges, profile=True), options.threads)
+    return Turns(load, taken[OCTAVO], taken[PEER], profile)
+
+
+def _job(options: Options, engine: str, exchanges: list[Exchange], profile: bool = False) -> Job:
+    return Job(
+        engine=engine,
+        model=options.model,
+        dtype=options.dtype,
+        attention=options.attention,
+        block_size=options.block_size,
+        exchanges=exchanges,
+        profile=profile,
+    )
+
+
+def _workload(options: Options, source: Source, measured: Measurement) -> dict[str, Fact]:
+    return {
+        "model": Path(options.model).name,
+        "dtype": options.dtype,
+        "prompts": source.name,
+        "seed": options.seed,
+        "repeats": options.repeats,
+        "device": measured.device,
+        "threads": measured.threads,
+        "instructions": measured.instructions,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        **{f"lengths_{load.requests}_requests": f"{load.prompts} in, {load.answers} out" for load in options.loads},
+    }
+
+
+def throughput_rows(turns: Turns, exchanges: Sequence[Exchange]) -> list[dict[str, Fact]]:
+    """A row for each engine that ran."""
+    rows = [_row(OCTAVO, turns.octavo, turns, exchanges)]
+    return [_row(PEER, turns.peer, turns, exchanges), *rows] if turns.peer else rows
+
+
+def _row(engine: str, measured: list[Measurement], turns: Turns, exchanges: Sequence[Exchange]) -> dict[str, Fact]:
+    output = sum(exchange.answer_tokens for exchange in exchanges)
+    first = measured[0]
+    return {
+        "engine": engine,
+        "requests": turns.load.requests,
+        **_spread("output_tokens_per_second", [output / each.seconds for each in measured], 2),
+        **_spread("output_tokens_per_second_ratio", _ratios(measured, turns.peer), 3),
+        "wall_seconds": round(median(each.seconds for each in measured), 3),
+        "prompt_tokens": sum(len(exchange.prompt) for exchange in exchanges),
+        "output_tokens": output,
+        "cached_tokens": first.cached_tokens,
+        "discarded_tokens": first.discarded_tokens,
+        "steps": first.steps,
+        "peak_memory_mb": round(max(each.peak_memory_bytes for each in measured) / 1e6),
+        "backend": first.backend,
+        "block_size_tokens": first.block_size,
+        "identical_requests": identical(first, turns.peer[0]) if turns.peer and engine == OCTAVO else None,
+    }
+
+
+def _spread(name: str, values: Sequence[float], digits: int) -> dict[str, Fact]:
+    """The median, the least and the most; none of them without values."""
+    if not values:
+        return {}
+    named = {name: median(values), f"{name}_min": min(values), f"{name}_max": max(values)}
+    return {key: round(value, digits) for key, value in named.items()}
+
+
+def _ratios(measured: Sequence[Measurement], peer: Sequence[Measurement]) -> list[float]:
+    """Turn by turn, since a machine's speed drifts: how many times the peer's tokens a second."""
+    return [other.seconds / each.seconds for each, other in zip(measured, peer, strict=True)] if peer else []
+
+
+def identical(one: Measurement, other: Measurement) -> int:
+    """Requests whose answers have the same tokens, all of them."""
+    return sum(mine == theirs for mine, theirs in zip(one.answers, other.answers, strict=True))
+
+
+def profile_rows(measured: Measurement, load: Load, seconds: float) -> list[dict[str, Fact]]:
+    """A row for the whole, for each place, and for each operator that matters."""
+    whole = measured.seconds
+
+    def row(each: ProfileRow) -> dict[str, Fact]:
+        return {
+            "requests": load.requests,
+            "where": each.where,
+            "operator": each.operator,
+            "wall_seconds": round(each.seconds, 4),
+            "share_percent": round(100 * each.seconds / whole, 2),
+            "calls": each.calls,
+        }
+
+    shown = [each for each in measured.profile if _is_shown(each, whole)]
+    without = ProfileRow("without the profiler", "", seconds, 1)
+    return [row(each) for each in (*shown, ProfileRow("all", "", whole, 1), without)]
+
+
+def _is_shown(row: ProfileRow, whole: float) -> bool:
+    """A place always; an operator that matters, but not the Python of a place that is nothing else."""
+    return not row.operator or (row.seconds >= SHOWN_SHARE * whole and row.where not in (MODEL, ENGINE))
+
+
+@contextmanager
+def random_weights(config: Path, dtype: str, seed: int) -> Iterator[str]:
+    """A folder with a checkpoint of random weights for a configuration, gone afterwards: both engines load it."""
+    with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
+        loaded = load_random(AutoConfig.from_pretrained(config), dtype=getattr(torch, dtype), seed=seed)
+        with quiet(progress=False):
+            loaded.model.save_pretrained(folder)
+        yield folder
+
+
+@contextmanager
+def prepared(name: str | None, random_config: Path | None, dtype: str, seed: int) -> Iterator[str]:
+    """The folder, GGUF file or hub name of what is measured."""
+    if random_config is None:
+        yield model_folder(name)
+        return
+    with random_weights(random_config, dtype, seed) as folder:
+        yield folder

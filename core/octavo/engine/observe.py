@@ -1,0 +1,50 @@
+"""What plugins that observe are told: worked out only when one of them listens."""
+
+from __future__ import annotations
+
+import time
+
+from octavo.engine.request import FinishReason, Request
+from octavo.engine.scheduler import Schedule, Scheduler
+from octavo.hooks import RequestSummary, StepStats
+from octavo.plugins import Plugins
+
+
+def tell_step(plugins: Plugins, scheduler: Scheduler, schedule: Schedule, started: float, preempted: int) -> None:
+    """A step is over that began at `started`, of the clock time.perf_counter, and preempted that many requests."""
+    if not plugins.watched("octavo_step_finished"):
+        return
+    cache = scheduler.kv.stats()
+    prefill = sum(row.count for row in schedule.rows if row.start < row.request.prompt_length)
+    plugins.step_finished(
+        StepStats(
+            seconds=time.perf_counter() - started,
+            prefill_tokens=prefill,
+            decode_tokens=sum(row.start >= row.request.prompt_length for row in schedule.rows),
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            preempted=preempted,
+            free_blocks=cache.free,
+            cached_blocks=cache.cached,
+            held_blocks=cache.held,
+        )
+    )
+
+
+def tell_request(plugins: Plugins, request: Request, reason: FinishReason) -> None:
+    """A request has ended."""
+    if not plugins.watched("octavo_request_finished"):
+        return
+    now = time.perf_counter()
+    plugins.request_finished(
+        RequestSummary(
+            request_id=request.id,
+            finish_reason=reason.value,
+            prompt_tokens=request.prompt_length,
+            cached_tokens=request.cached_tokens or 0,
+            generated_tokens=request.length - request.prompt_length,
+            preemptions=request.preemptions,
+            first_token_seconds=None if request.first_token is None else request.first_token - request.submitted,
+            seconds=now - request.submitted,
+        )
+    )

@@ -1,0 +1,196 @@
+"""octavo and its peer on the same requests: the same tokens, numbers worked out by hand, the commands as called."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+from transformers import AutoConfig
+from typer.testing import CliRunner, Result
+
+from octavo.bench import throughput, worker
+from octavo.bench.cli import app
+from octavo.bench.job import EngineFailed, Job, Measurement, ProfileRow, measure
+from octavo.bench.report import Report
+from octavo.bench.throughput import Load, Turns, profile_rows, throughput_rows
+from octavo.bench.workload import Exchange, Range
+from octavo.models.load import load_random
+from tests.bench.test_report import units_are_named
+
+EXCHANGES = [Exchange(list(b"a book"), 6), Exchange(list(b"a longer book, of many leaves"), 3)]
+
+
+def run(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def job(model: Path, engine: str = "octavo", attention: str = "reference") -> Job:
+    return Job(engine=engine, model=str(model), dtype="float32", attention=attention, block_size=4, exchanges=EXCHANGES)
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Job]]:
+    """Measure without a process of its own; gives the jobs."""
+    jobs: list[Job] = []
+
+    def measured(job: Job, threads: int | None = None) -> Measurement:
+        jobs.append(job)
+        return worker.run(job)
+
+    monkeypatch.setattr(throughput, "measure", measured)
+    yield jobs
+    torch.set_num_threads(1)
+
+
+def test_both_engines_give_the_same_tokens(tiny: Path) -> None:
+    """In processes of their own, as they are measured."""
+    ours, theirs = measure(job(tiny), threads=1), measure(job(tiny, "transformers"), threads=1)
+    assert [len(answer) for answer in ours.answers] == [6, 3]
+    assert ours.answers == theirs.answers
+    assert (ours.steps, ours.discarded_tokens, ours.cached_tokens) == (6, 0, 0), "the warm-up leaves no prefix behind"
+    assert (theirs.steps, theirs.discarded_tokens) == (6, 3), "the short answer waits for the long one"
+    assert (ours.backend, ours.block_size, theirs.backend) == ("any/reference", 4, "sdpa")
+    assert ours.threads == theirs.threads == 1
+    assert 0 < ours.seconds < 60
+    assert 100e6 < ours.peak_memory_bytes < 8e9
+
+
+def test_a_process_that_fails_says_why(tiny: Path) -> None:
+    with pytest.raises(EngineFailed, match=r'^octavo: attention referense: there is no backend "referense"'):
+        measure(job(tiny, attention="referense"))
+
+
+def measurement(seconds: float, answers: list[list[int]], discarded: int = 0) -> Measurement:
+    return Measurement(
+        seconds=seconds, answers=answers, steps=6, backend="b", device="cpu", threads=2, instructions="AVX2",
+        peak_memory_bytes=10_400_000 + round(seconds * 1e6), discarded_tokens=discarded,
+    )  # fmt: skip
+
+
+def test_the_ratio_is_taken_turn_by_turn() -> None:
+    """9 output tokens: the peer's 3, 9 and 4.5 a second against 9, 18 and 4.5."""
+    same, other = [[1] * 6, [2] * 3], [[1] * 6, [2, 2, 3]]
+    turns = Turns(
+        Load(2, Range(1, 9), Range(3, 6)),
+        octavo=[measurement(1.0, same), measurement(0.5, same), measurement(2.0, same)],
+        peer=[measurement(3.0, other, discarded=3), measurement(1.0, other), measurement(2.0, other)],
+    )
+    theirs, ours = throughput_rows(turns, EXCHANGES)
+    assert units_are_named([theirs, ours])
+    assert (ours["engine"], ours["requests"], ours["identical_requests"]) == ("octavo", 2, 1)
+    names = ("output_tokens_per_second", "output_tokens_per_second_ratio")
+    assert [[ours[f"{name}{end}"] for end in ("", "_min", "_max")] for name in names] == [[9, 4.5, 18], [2, 1, 3]]
+    assert [[theirs[f"{name}{end}"] for end in ("", "_min", "_max")] for name in names] == [[4.5, 3, 9], [1, 1, 1]]
+    assert (ours["wall_seconds"], ours["prompt_tokens"], ours["output_tokens"]) == (1.0, 35, 9)
+    assert (ours["peak_memory_mb"], theirs["peak_memory_mb"]) == (12, 13)
+    assert theirs["discarded_tokens"] == 3
+
+
+def test_a_profile_leaves_small_operators_out() -> None:
+    rows = [
+        ProfileRow("attention", "", 1.0, 4),
+        ProfileRow("attention", "a", 0.99, 3),
+        ProfileRow("attention", "b", 0.01, 1),
+    ]
+    measured = Measurement(
+        seconds=4.0, answers=[], steps=1, backend="b", device="cpu", threads=2, instructions="AVX2",
+        peak_memory_bytes=1, profile=rows,
+    )  # fmt: skip
+    shown = profile_rows(measured, Load(2, Range(1, 1), Range(1, 1)), seconds=3.0)
+    assert units_are_named(shown)
+    assert [(row["where"], row["operator"], row["share_percent"]) for row in shown] == [
+        ("attention", "", 25.0),
+        ("attention", "a", 24.75),
+        ("all", "", 100.0),
+        ("without the profiler", "", 75.0),
+    ]
+
+
+def test_the_command(tiny: Path, tmp_path: Path, in_process: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two turns of each engine and a profile, of two requests and of one."""
+    monkeypatch.setattr(throughput, "ONE", Load(1, Range(4, 4), Range(3, 3)))
+    result = run(
+        "throughput", "--model", str(tiny), "--requests", "2", "--input-min", "5", "--input-max", "9",
+        "--output-min", "2", "--output-max", "4", "--repeats", "2", "--no-sharegpt", "--attention", "reference",
+        "--json", str(tmp_path / "t.json"), "--profile", str(tmp_path / "p.json"),
+    )  # fmt: skip
+    assert [(job.engine, len(job.exchanges), job.profile) for job in in_process] == [
+        (engine, requests, profile)
+        for requests in (2, 1)
+        for engine, profile in [("transformers", False), ("octavo", False)] * 2 + [("octavo", True)]
+    ]
+    report, profile = Report.read(tmp_path / "t.json"), Report.read(tmp_path / "p.json")
+    assert [(row["engine"], row["requests"]) for row in report.rows] == [
+        ("transformers", 2), ("octavo", 2), ("transformers", 1), ("octavo", 1),
+    ]  # fmt: skip
+    assert [row["identical_requests"] for row in report.rows] == [None, 2, None, 1]
+    assert units_are_named(report.rows)
+    assert units_are_named(profile.rows)
+    assert report.workload["prompts"] == "log-normal lengths, random token ids"
+    assert {row["where"] for row in profile.rows} >= {"attention", "matrix products", "all"}
+    assert "any/reference" in result.stdout
+    assert "2 of 2" in result.stdout
+
+
+def test_the_command_without_a_peer_and_with_random_weights(tiny: Path, tmp_path: Path, in_process: list[Job]) -> None:
+    """The checkpoint is made from the configuration alone, the same for the same seed."""
+    config = tmp_path / "config.json"
+    config.write_text((tiny / "config.json").read_text())
+    run(
+        "throughput", "--random-weights", str(config), "--requests", "1", "--input-max", "64", "--output-min", "3",
+        "--output-max", "3", "--no-single", "--no-peer", "--repeats", "1", "--attention", "reference",
+        "--json", str(tmp_path / "t.json"),
+    )  # fmt: skip
+    (row,) = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert (row["engine"], row["output_tokens"], row["identical_requests"]) == ("octavo", 3, None)
+    assert "output_tokens_per_second_ratio" not in row
+    ids = torch.tensor([in_process[0].exchanges[0].prompt])
+    model = load_random(AutoConfig.from_pretrained(config), dtype=torch.float32, attention="sdpa").model
+    with torch.inference_mode():
+        first = model(ids).logits[0, -1].argmax().item()
+    with throughput.prepared(None, config, "float32", 0) as folder:
+        again = replace(job(Path(folder)), exchanges=[Exchange(ids[0].tolist(), 1)])
+        assert worker.run(again).answers == [[first]]
+
+
+def test_waste_as_a_command(tiny: Path, tmp_path: Path) -> None:
+    result = run(
+        "waste", "--model", str(tiny), "--requests", "40", "--cache-tokens", "4096", "--no-sharegpt",
+        "--block-size", "16", "--block-size", "64", "--json", str(tmp_path / "w.json"),
+    )  # fmt: skip
+    report = Report.read(tmp_path / "w.json")
+    assert [(row["reservation"], row["block_size_tokens"]) for row in report.rows] == [
+        ("contiguous", None), ("up front", 16), ("octavo", 16), ("up front", 64), ("octavo", 64),
+    ]  # fmt: skip
+    assert units_are_named(report.rows)
+    assert report.workload["lengths"] == "log-normal lengths, random token ids"
+    assert "contiguous" in result.stdout
+
+
+def test_table_and_page(tmp_path: Path) -> None:
+    row = throughput_rows(Turns(Load(2, Range(1, 9), Range(3, 6)), [measurement(1.0, [[1]])], []), EXCHANGES)
+    report = Report(bench="throughput", workload={"model": "m"}, rows=row)
+    report.write(tmp_path / "t.json")
+    assert run("table", str(tmp_path / "t.json")).stdout.strip() == report.markdown()
+    page = tmp_path / "index.md"
+    page.write_text("<!-- table: t.json -->\n<!-- end -->\n")
+    run("page", str(page))
+    assert report.markdown() in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["throughput", "--dtype", "float8"], "dtype is float8: give one of float32"),
+        (["throughput", "--input-min", "9", "--input-max", "5"], "from 9 to 5"),
+        (["table", "pyproject.toml"], "pyproject.toml is no result of a benchmark"),
+    ],
+)
+def test_bad_input_is_told(arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(*arguments)

@@ -1,0 +1,112 @@
+"""Greedy tokens are those of transformers' own `generate`, however requests are scheduled and blocks are shared.
+
+OCTAVO_FULL_MATRIX=1 runs the demo model through every combination, OCTAVO_DEMO_PROMPTS and OCTAVO_DEMO_TOKENS set its
+prompts and new tokens.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests import checkpoints
+from tests.engine.harness import Mode, Reference, answer, build, pairs_left_out
+
+TOKENS = 20
+
+# Three sets of four modes: each set has every block size and every other value; all together have every pair of values.
+_ROWS = """
+1   None yes  once    roomy  default
+16  32   yes  random  tight  reference
+64  5    no   once    roomy  default
+256 None no   random  tight  reference
+
+1   32   no   random  tight  reference
+16  5    yes  once    tight  default
+64  None yes  random  roomy  reference
+256 32   no   once    roomy  default
+
+1   5    yes  once    tight  reference
+16  None no   random  roomy  reference
+64  32   no   once    tight  default
+256 5    yes  random  roomy  default
+"""
+
+
+def mode(row: str) -> Mode:
+    size, chunk, prefix, arrival, room, attention = row.split()
+    return Mode(
+        block_size=int(size),
+        chunk=None if chunk == "None" else int(chunk),
+        prefix_caching=prefix == "yes",
+        arrival="random" if arrival == "random" else "at once",
+        tight=room == "tight",
+        attention=None if attention == "default" else attention,
+    )
+
+
+SETS = [[mode(row) for row in rows.splitlines()] for rows in _ROWS.strip().split("\n\n")]
+
+
+def test_the_modes_cover_every_pair_of_values() -> None:
+    assert pairs_left_out([mode for modes in SETS for mode in modes]) == []
+    assert all(
+        len({mode.block_size for mode in modes}) == len({mode.prefix_caching for mode in modes}) * 2 for modes in SETS
+    )
+
+
+def tiny_prompts() -> list[list[int]]:
+    """Lengths around block borders and windows; some begin alike, one ends within another's block, one comes twice."""
+    chance = random.Random(7)
+    prompts = [chance.choices(range(250), k=length) for length in (63, 50, 58, 60, 1, 2, 16, 120, 250, 247)]
+    prompts += [prompts[7][:100] + chance.choices(range(250), k=20), prompts[7][:70], prompts[8][:245], prompts[7]]
+    return prompts
+
+
+PROMPTS = tiny_prompts()
+ROOMY = 8192
+TIGHT = {1: 271, 16: 288, 64: 320, 256: 768}
+"""By block size: the longest request fits, and a few more are let in than can all grow."""
+CASES = [(architecture, number % 3) for number, architecture in enumerate(checkpoints.ARCHITECTURES)]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[Path, Reference]:
+    folder = checkpoints.make(request.param, tmp_path_factory.mktemp(request.param))
+    return folder, Reference.load(folder, PROMPTS, TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("tiny", "modes"),
+    [(name, SETS[index]) for name, index in CASES],
+    indirect=["tiny"],
+    ids=[name for name, _ in CASES],
+)
+def test_tiny_checkpoints(tiny: tuple[Path, Reference], modes: list[Mode], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, reference = tiny
+    for mode in modes:
+        run(folder, mode, reference)
+    report(reference, len(modes), capsys)
+
+
+def run(folder: Path, mode: Mode, reference: Reference) -> None:
+    """All prompts in one mode, and once more with everything cached where that is possible."""
+    prompts, tokens = reference.prompts, len(reference.answers[0])
+    llm = build(folder, mode, TIGHT[mode.block_size] if mode.tight else ROOMY)
+    first = answer(llm.engine, prompts, tokens, arrival=mode.arrival)
+    reference.compare(first.tokens, mode.name)
+    assert (llm.engine.scheduler.preemptions > 0) == mode.tight, mode.name
+    if not mode.prefix_caching:
+        assert not any(first.cached), mode.name
+    elif not mode.tight:
+        again = answer(llm.engine, prompts, tokens, arrival=mode.arrival, seed=1)
+        reference.compare(again.tokens, f"{mode.name}, cached")
+        assert again.cached == [len(prompt) - 1 for prompt in prompts], mode.name
+
+
+def report(reference: Reference, modes: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Print the close calls, which must be few."""
+    with capsys.disabled():
+        for story in reference.close_calls:
+            print(f"\n    close call: {story}", end="")  # noqa: T201
+    assert len(reference.close_calls) <= modes * len(reference.prompts) * 0.02, reference.close_calls

@@ -1,0 +1,184 @@
+"""Packed and merged linear layers multiply as the plain ones do."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from octavo.models.pack import MergedLinear, PackedLinear, pack
+
+SIZES = st.sampled_from([1, 2, 3, 7, 16, 33, 64, 96, 130])
+
+
+def linear(inputs: int, outputs: int, bias: bool = False, seed: int = 0) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * inputs**-0.5)
+    return layer
+
+
+def rows(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def plain(layer: nn.Linear, x: Tensor) -> Tensor:
+    return functional.linear(x, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+@settings(max_examples=60, deadline=None)
+@given(
+    inputs=SIZES,
+    outputs=SIZES,
+    bias=st.booleans(),
+    shape=st.sampled_from([(1,), (2,), (31,), (33,), (1, 1), (1, 5), (1, 40), (3, 7), (2, 1, 4), (1, 0), ()]),
+)
+def test_a_packed_layer_multiplies_as_a_plain_one(
+    inputs: int, outputs: int, bias: bool, shape: tuple[int, ...]
+) -> None:
+    layer = linear(inputs, outputs, bias)
+    x = rows(*shape, inputs)
+    found = PackedLinear(layer.weight, layer.bias)(x)
+    assert found.shape == (*shape, outputs)
+    close(found, plain(layer, x))
+
+
+@torch.inference_mode()
+def test_a_packed_layer_takes_a_view_and_more_rows_than_it_was_told() -> None:
+    layer = linear(64, 96, bias=True)
+    packed = PackedLinear(layer.weight, layer.bias)
+    x = rows(3, 128, 700)
+    for view in (x.transpose(1, 2)[..., :64], x.transpose(1, 2)[:, ::3, 64:], x[..., :1].transpose(1, 2)[..., 5:69]):
+        close(packed(view), plain(layer, view))
+
+
+@torch.inference_mode()
+@settings(max_examples=40, deadline=None)
+@given(
+    inputs=SIZES,
+    outputs=st.lists(SIZES, min_size=2, max_size=3),
+    bias=st.booleans(),
+    asked=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=12),
+    length=st.sampled_from([1, 3, 40]),
+)
+def test_merged_layers_give_each_part_in_any_order(
+    inputs: int, outputs: Sequence[int], bias: bool, asked: Sequence[tuple[int, int]], length: int
+) -> None:
+    """Parts asked in any order, twice, or not at all, of inputs that take turns."""
+    layers = [linear(inputs, size, bias, seed) for seed, size in enumerate(outputs)]
+    merged = MergedLinear(layers)
+    given = [rows(1, length, inputs, seed=seed) for seed in (5, 6)]
+    for part, which in asked:
+        index = part % len(layers)
+        found = merged.part(index, given[which])
+        assert found.shape == (1, length, outputs[index])
+        close(found, plain(layers[index], given[which]))
+
+
+@torch.inference_mode()
+def test_an_input_that_comes_after_another_was_freed_is_not_taken_for_it() -> None:
+    """A new tensor may get the memory, and the id, of one that is gone."""
+    layers = [linear(8, 8, seed=seed) for seed in range(3)]
+    merged = MergedLinear(layers)
+    for seed in range(50):
+        x = rows(1, 4, 8, seed=seed)
+        close(merged.part(0, x), plain(layers[0], x))  # the last part, which would let go of it, is not asked for
+        del x
+
+
+class Attention(nn.Module):
+    def __init__(self, bias: bool = False) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (linear(16, size, bias, size) for size in (32, 8, 8))
+        self.o_proj = linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts: list[Tensor] = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
+        out: Tensor = self.o_proj(parts[0] + torch.cat([parts[1], parts[2], parts[1], parts[2]], dim=-1))
+        return out
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = linear(16, 24, seed=1), linear(16, 24, seed=2), linear(24, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(self.up_proj(x) * functional.silu(self.gate_proj(x)))
+        return out
+
+
+class Model(nn.Module):
+    def __init__(self, bias: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Attention(bias), Gated(), Attention(bias)])
+        self.head = linear(16, 50)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_packed_model_computes_what_it_did(bias: bool) -> None:
+    model = Model(bias)
+    inputs = [rows(1, length, 16, seed=length) for length in (1, 5, 40)]
+    expected = [model(x) for x in inputs]
+    assert pack(model) == 2 * 4 + 3 + 1
+    assert not any(type(module) is nn.Linear for module in model.modules())
+    assert not list(model.parameters()), "the plain weights are let go"
+    for x, before in zip(inputs, expected, strict=True):
+        close(model(x), before)
+    assert pack(model) == 0, "once is enough"
+
+
+class Quantized(nn.Linear):
+    """Knows better how to multiply."""
+
+
+def without(model: Any, change: str) -> Any:
+    """The model with something about its first query projection that keeps it from being packed."""
+    layer = model.layers[0]
+    if change == "bfloat16":
+        layer.q_proj.to(torch.bfloat16)
+    elif change == "subclass":
+        layer.q_proj = Quantized(16, 32, bias=False)
+    elif change == "device":
+        layer.q_proj = nn.Linear(16, 32, bias=False, device="meta")
+    return model
+
+
+@pytest.mark.parametrize("change", ["bfloat16", "subclass", "device"])
+def test_what_is_no_plain_float32_layer_on_a_cpu_stays_as_it_is(change: str) -> None:
+    model = without(Model(), change)
+    query = model.layers[0].q_proj
+    assert pack(model) == 2 * 4 + 3
+    assert model.layers[0].q_proj is query
+    assert isinstance(model.layers[0].k_proj, PackedLinear)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("other", ["inputs", "bias"])
+def test_projections_that_differ_in_kind_are_packed_one_by_one(other: str) -> None:
+    model = Gated()
+    model.up_proj = linear(12 if other == "inputs" else 16, 24, bias=other == "bias", seed=3)
+    up = model.up_proj
+    assert pack(model) == 3
+    assert all(isinstance(module, PackedLinear) for module in (model.gate_proj, model.up_proj, model.down_proj))
+    x = rows(1, 4, up.in_features)
+    close(model.up_proj(x), plain(up, x))
