@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from octavo import LLM, SamplingParams
 from octavo.engine.engine import Engine
 from octavo.models.quiet import quiet
 
+ROOMY = 8192
+"""Tokens that a roomy cache holds."""
 CLOSE = 1e-4
 """Logits that lie no further apart may change places: sums in another order differ by this much."""
 
@@ -29,9 +31,13 @@ class Mode:
     prefix_caching: bool
     arrival: str
     """"at once", or "random": some come, some steps run, more come."""
-    tight: bool
-    """A cache so small that requests are preempted."""
+    cache_tokens: int
     attention: str | None = None
+
+    @property
+    def tight(self) -> bool:
+        """Is the cache so small that requests are preempted?"""
+        return self.cache_tokens < ROOMY
 
     @property
     def name(self) -> str:
@@ -46,7 +52,7 @@ class Mode:
 
 def pairs_left_out(modes: Sequence[Mode]) -> list[tuple[str, Any, str, Any]]:
     """Pairs of values, of those that some mode has, that no single mode has together."""
-    names = [item.name for item in fields(Mode)]
+    names = ["block_size", "chunk", "prefix_caching", "arrival", "tight", "attention"]
     values = {name: list(dict.fromkeys(getattr(mode, name) for mode in modes)) for name in names}
     return [
         (a, left, b, right)
@@ -58,7 +64,7 @@ def pairs_left_out(modes: Sequence[Mode]) -> list[tuple[str, Any, str, Any]]:
 
 @dataclass
 class Reference:
-    """transformers' own greedy continuations of prompts, each computed alone, and its logits where they are asked for."""
+    """transformers' own greedy continuations of prompts, and its logits where they are asked for."""
 
     model: Any
     prompts: list[list[int]]
@@ -71,10 +77,11 @@ class Reference:
         model = load_reference(folder, attention)
         return cls(model, prompts, [generate(model, prompt, tokens) for prompt in prompts])
 
-    def compare(self, answers: Sequence[Sequence[int]], what: str) -> int:
-        """Raise AssertionError where answers differ for a reason; returns how many parted at a close call."""
+    def compare(self, numbers: Sequence[int], answers: Sequence[Sequence[int]], what: str) -> int:
+        """Raise AssertionError where answers to these prompts differ, close calls aside; returns how many those are."""
         close = 0
-        for number, (expected, found) in enumerate(zip(self.answers, answers, strict=True)):
+        for number, found in zip(numbers, answers, strict=True):
+            expected = self.answers[number]
             if list(found) != expected:
                 assert len(found) == len(expected), f"{what}: prompt {number} has {len(found)} tokens"
                 self._judge(number, list(found), what)
@@ -88,8 +95,8 @@ class Reference:
         logits = last_logits(self.model, self.prompts[number] + expected[:place])
         gap = float(logits.max() - logits[found[place]])
         story = (
-            f"{what}: prompt {number} of {len(self.prompts[number])} tokens, new token {place}: {found[place]} instead of "
-            f"{expected[place]}, whose logit is {gap:.2e} higher"
+            f"{what}: prompt {number} of {len(self.prompts[number])} tokens, new token {place}: {found[place]} instead "
+            f"of {expected[place]}, whose logit is {gap:.2e} higher"
         )
         assert gap <= CLOSE, story
         self.close_calls.append(story)
@@ -124,14 +131,14 @@ def last_logits(model: Any, tokens: Sequence[int]) -> Tensor:
     return logits
 
 
-def build(folder: Path, mode: Mode, cache_tokens: int) -> LLM:
-    """An engine in this mode, on a cache for that many tokens that is full of NaN."""
+def build(folder: Path, mode: Mode) -> LLM:
+    """An engine in this mode, on a cache full of NaN."""
     llm = LLM(
         folder,
         attention=mode.attention,
         block_size=mode.block_size,
         prefix_caching=mode.prefix_caching,
-        max_batch_total_tokens=cache_tokens,
+        max_batch_total_tokens=mode.cache_tokens,
         max_batch_prefill_tokens=mode.chunk,
         dtype="float32",
         device="cpu",

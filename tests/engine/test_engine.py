@@ -18,6 +18,7 @@ from octavo.engine.scheduler import Limits, RequestRefused, Scheduler
 from octavo.engine.step import Step
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.node import Namespace
+from octavo.plugins import Plugins
 from tests.engine.slot_memory import Integers, SlotMemory, continuation
 
 VOCABULARY = 97
@@ -115,7 +116,7 @@ def start(*, block_size: int = 4, blocks: int = 100, end_ids: Sequence[int] = ()
     numbers = {"max_input_tokens": 500, "max_total_tokens": 500, "max_batch_prefill_tokens": 500} | limits
     scheduler = Scheduler(KVCacheManager(blocks + 1, block_size), Limits(**numbers))
     runner = MemoryRunner(SlotMemory(blocks + 1, block_size, VOCABULARY))
-    return Answers(Engine(scheduler, runner, frozenset(end_ids), VOCABULARY), runner)
+    return Answers(Engine(scheduler, runner, frozenset(end_ids), VOCABULARY, Plugins([])), runner)
 
 
 def prompt_of(length: int, first: int = 0) -> list[int]:

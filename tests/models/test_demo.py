@@ -120,17 +120,6 @@ def test_a_second_call_does_nothing(demo_model_path: Path) -> None:
     assert said == []
 
 
-def test_cache_folder_follows_the_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.delenv("OCTAVO_CACHE", raising=False)
-    assert demo.cache_folder() == tmp_path / "xdg" / "octavo"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert demo.cache_folder() == tmp_path / "home" / ".cache" / "octavo"
-    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "own"))
-    assert demo.cache_folder() == tmp_path / "own"
-
-
 @pytest.fixture
 def conversions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     """Stand in for download, digest and conversion; the list has a folder for each conversion begun."""

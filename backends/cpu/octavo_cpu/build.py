@@ -86,4 +86,6 @@ def _processor() -> str:
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo" / "kernels"
+    """Beside the other things that octavo made and can make again."""
+    general = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
+    return Path(os.environ.get("OCTAVO_CACHE") or general).expanduser() / "kernels"

@@ -19,7 +19,8 @@ from octavo.engine.runner import Runner
 
 Result = TypeVar("Result")
 
-PYTHON = "Python"
+PYTHON = "no operator of PyTorch"
+"""Python, or native code that PyTorch's dispatcher does not see."""
 MATRIX_PRODUCTS = "matrix products"
 OTHER_OPERATORS = "the model's other operators"
 ATTENTION, CACHE_WRITE, SAMPLING = "attention", "cache write", "sampling"

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig
 
 from octavo.bench.job import Job, Measurement, ProfileRow, measure
-from octavo.bench.machine import Fact
+from octavo.bench.machine import Fact, machine
 from octavo.bench.profiler import ENGINE, MODEL
 from octavo.bench.report import Report
 from octavo.bench.workload import Exchange, Range, Source, model_folder
@@ -74,6 +74,7 @@ class Turns:
 
 def run(options: Options, say: Callable[[str], None]) -> tuple[Report, Report | None]:
     """Measure each load; the second report is the profile, where it is wanted. Raises EngineFailed or ValueError."""
+    where = machine()  # as busy as it is before it measures
     source = Source.of(options.model, options.sharegpt)
     rows: list[dict[str, Fact]] = []
     profiled: list[dict[str, Fact]] = []
@@ -84,8 +85,9 @@ def run(options: Options, say: Callable[[str], None]) -> tuple[Report, Report | 
         if turns.profile is not None:
             profiled += profile_rows(turns.profile, load, median(each.seconds for each in turns.octavo))
     workload = _workload(options, source, turns.octavo[0])
-    report = Report(bench="throughput", workload=workload, rows=rows)
-    return report, Report(bench="profile", workload=workload, rows=profiled) if options.profile else None
+    report = Report(bench="throughput", machine=where, workload=workload, rows=rows)
+    profile = Report(bench="profile", machine=where, workload=workload, rows=profiled) if options.profile else None
+    return report, profile
 
 
 def _take_turns(options: Options, load: Load, exchanges: list[Exchange], say: Callable[[str], None]) -> Turns:

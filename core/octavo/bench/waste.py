@@ -14,7 +14,7 @@ from statistics import mean
 
 import numpy as np
 
-from octavo.bench.machine import Fact
+from octavo.bench.machine import Fact, machine
 from octavo.bench.report import Report
 from octavo.bench.workload import Exchange
 from octavo.engine.request import Request
@@ -239,9 +239,10 @@ def rows(exchanges: Sequence[Exchange], cache: Cache, block_sizes: Sequence[int]
 
 def report(exchanges: Sequence[Exchange], cache: Cache, block_sizes: Sequence[int], **workload: Fact) -> Report:
     """The rows, with what they were made from; `workload` says where the exchanges come from."""
+    where = machine()
     means = {
         "mean_prompt_tokens": round(mean(len(exchange.prompt) for exchange in exchanges), 1),
         "mean_answer_tokens": round(mean(exchange.answer_tokens for exchange in exchanges), 1),
     }
     said = {"requests": len(exchanges), **workload, **means, **asdict(cache)}
-    return Report(bench="waste", workload=said, rows=rows(exchanges, cache, block_sizes))
+    return Report(bench="waste", machine=where, workload=said, rows=rows(exchanges, cache, block_sizes))

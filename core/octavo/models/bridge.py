@@ -150,12 +150,15 @@ def _check(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None:
         raise UnsupportedModel(
             f"{config.model_type} has {layers} layers, {len(calls)} of which call an attention function to replace"
         )
-    for number, (kind, call) in enumerate(zip(kinds, calls, strict=False)):
-        if (kind == "sliding_attention") != (call.window is not None) and getattr(
-            config, "sliding_window", None
-        ) is not None:
+    window = getattr(config, "sliding_window", None)
+    if window is None:
+        return
+    for number, call in enumerate(calls):
+        kind = kinds[number] if kinds else "sliding_attention"
+        if (kind == "sliding_attention") != (call.window is not None):
             raise UnsupportedModel(
-                f"layer {number} of {config.model_type} is of kind {kind} but asks for window {call.window}"
+                f"layer {number} of {config.model_type} is of kind {kind} (sliding_window {window}) but asks attention "
+                f"for window {call.window}"
             )
 
 

