@@ -23,7 +23,7 @@ from transformers import (
 from octavo.engine.sampler import Sampler
 from octavo.engine.sampling_batch import build_batch
 from octavo.engine.sampling_params import SamplingParams
-from tests.engine.sampling import normal, row
+from tests.engine.sampling import FILTERS, normal, row
 
 DRAWS = 4096
 ALMOST_ONE = 1 - 2.0**-53
@@ -57,27 +57,6 @@ def transformers_distribution(logits: Tensor, params: SamplingParams, ids: Seque
 def assert_same_distribution(shares: npt.NDArray[np.float64], expected: Tensor) -> None:
     np.testing.assert_allclose(shares, expected.numpy(), rtol=0, atol=1.001 / DRAWS)
     assert not shares[expected.numpy() == 0].any()
-
-
-FILTERS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.3},
-    {"temperature": 2.5},
-    {"top_k": 1},
-    {"top_k": 7},
-    {"top_k": 10**9},
-    {"top_p": 0.001},
-    {"top_p": 0.8},
-    {"top_p": 0.999},
-    {"min_p": 0.05},
-    {"min_p": 1.0},
-    {"typical_p": 0.5},
-    {"typical_p": 0.99},
-    {"top_k": 20, "top_p": 0.9},
-    {"top_k": 20, "top_p": 0.9, "min_p": 0.03, "typical_p": 0.7, "temperature": 1.7},
-    {"repetition_penalty": 1.4},
-    {"repetition_penalty": 0.7, "top_p": 0.9},
-]
 
 
 @pytest.mark.parametrize("vocab", [50, 256, 700])

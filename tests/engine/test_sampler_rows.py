@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.engine.sampler import Sampler, prompt_logprobs
 from octavo.engine.sampling_batch import build_batch, uniform
 from octavo.engine.sampling_params import SamplingParams
-from tests.engine.sampling import normal, row
+from tests.engine.sampling import FILTERS, normal, row
 
 MIXED: list[dict[str, Any]] = [
     {"temperature": 0},
