@@ -9,6 +9,7 @@ from torch import Tensor
 from octavo.attention.contract import AttentionSpec, Capabilities
 from octavo.conformance import Suite
 from octavo.kv.layout import PACKED, TOKEN_MAJOR, KVCacheLayout, LayoutType
+from octavo_cpu.backend import FlashDecodingBackend
 from octavo_reference.backend import ReferenceBackend
 from tests.conformance.minimal import MinimalBackend
 from tests.conformance.vectorised import Vectorised
@@ -31,6 +32,10 @@ class TokenMajorReference(ReferenceBackend):
 class PackedReference(ReferenceBackend):
     capabilities = NARROW
     layout_type = PACKED
+
+
+class FewHeadSizes(FlashDecodingBackend):
+    capabilities = replace(FlashDecodingBackend.capabilities, head_sizes=(8, 64, 72, 128, 256))
 
 
 class FlatLayout(KVCacheLayout):
@@ -77,6 +82,10 @@ class FlatBackend(MinimalBackend):
         spare_slots=1,
     )
     layout_type: ClassVar[LayoutType] = FlatLayout
+
+
+class TestFlashDecoding(Suite):
+    backend = FewHeadSizes
 
 
 class TestReference(Suite):

@@ -1,0 +1,150 @@
+"""The C++ kernel against dense float64 attention: what the conformance suite's short contexts do not reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from octavo.attention.contract import AttentionBatch, AttentionSpec
+from octavo.attention.device import CPU
+from octavo_cpu import build
+from octavo_cpu.backend import FlashDecodingBackend
+
+THREADS = 8
+"""What the backend is told: more than there are, so that contexts are split."""
+
+
+@pytest.fixture
+def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: THREADS)
+
+
+def spec_of(
+    heads: int, kv_heads: int, size: int, window: int | None, softcap: float | None, sinks: bool
+) -> AttentionSpec:
+    return AttentionSpec(
+        layers=1, heads=heads, kv_heads=kv_heads, head_size=size, scale=size**-0.5, dtype=torch.float32,
+        kv_dtype=torch.float32, window=window, softcap=softcap, sinks=sinks,
+    )  # fmt: skip
+
+
+def dense(spec: AttentionSpec, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+    """One query token [heads, size] after its keys and values [context, kv_heads, size], in float64."""
+    seen = slice(max(0, len(key) - spec.window) if spec.window else 0, None)
+    key, value = (kept[seen].double().repeat_interleave(spec.group, dim=1) for kept in (key, value))
+    scores = torch.einsum("hd,chd->hc", query.double(), key) * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None]], dim=1)
+    weights = scores.softmax(1)[:, : len(key)]
+    return torch.einsum("hc,chd->hd", weights, value)
+
+
+def decode(
+    spec: AttentionSpec, block_size: int, contexts: Sequence[int], sinks: Tensor | None
+) -> tuple[Tensor, Tensor, int]:
+    """What the backend gives for one token of each row, the truth, and into how many parts a context was split."""
+    backend = FlashDecodingBackend(spec, block_size, CPU(), None, None if sinks is None else sinks[None])
+    widest = max(-(-context // block_size) for context in contexts)
+    cache = backend.layout.allocate(len(contexts) * widest + 1, torch.device("cpu"))
+    for tensor in (*cache.keys, *cache.values):
+        tensor.fill_(torch.nan)
+    table = (torch.randperm(len(contexts) * widest) + 1).int().view(len(contexts), widest)
+    query = torch.randn(len(contexts), spec.heads, spec.head_size)
+    truth = []
+    for row, context in enumerate(contexts):
+        key, value = torch.randn(2, context, spec.kv_heads, spec.head_size)
+        tokens = torch.arange(context)
+        backend.layout.write(
+            cache, 0, key, value, table[row, tokens // block_size].long() * block_size + tokens % block_size
+        )
+        truth.append(dense(spec, query[row], key, value, sinks))
+    batch = AttentionBatch(
+        query_starts=torch.arange(len(contexts) + 1, dtype=torch.int32),
+        context_lengths=torch.tensor(contexts, dtype=torch.int32), block_table=table,
+        slots=torch.full((len(contexts),), -1), max_query=1, max_context=max(contexts), decodes=len(contexts),
+    )  # fmt: skip
+    plan = backend.plan(batch)
+    empty = query[:, : spec.kv_heads]
+    return backend.attend(query, empty, empty, cache, plan, 0), torch.stack(truth), plan.decode.parts
+
+
+@pytest.mark.usefixtures("many_threads")
+@pytest.mark.parametrize("block_size", [1, 16, 100, 256])
+@pytest.mark.parametrize("window", [None, 700])
+def test_long_contexts_are_split_and_joined(block_size: int, window: int | None) -> None:
+    torch.manual_seed(block_size)
+    spec = spec_of(4, 2, 64, window, None, sinks=True)
+    out, truth, parts = decode(spec, block_size, [3000, 1, 1025], torch.randn(4))
+    assert parts > 1
+    assert (out - truth).norm() < 1e-5 * truth.norm()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    kv_heads=st.integers(1, 3), group=st.integers(1, 9), lanes=st.integers(1, 33),
+    block_size=st.sampled_from([1, 3, 8, 32]),
+    contexts=st.lists(st.integers(1, 70), min_size=1, max_size=4), window=st.one_of(st.none(), st.integers(1, 80)),
+    softcap=st.sampled_from([None, 5.0]), sinks=st.booleans(), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_any_shape(
+    kv_heads: int, group: int, lanes: int, block_size: int, contexts: list[int], window: int | None,
+    softcap: float | None, sinks: bool, seed: int,
+) -> None:  # fmt: skip
+    torch.manual_seed(seed)
+    spec = spec_of(kv_heads * group, kv_heads, lanes * 8, window, softcap, sinks)
+    out, truth, _ = decode(spec, block_size, contexts, torch.randn(kv_heads * group) if sinks else None)
+    assert (out - truth).norm() < 1e-5 * truth.norm()
+
+
+def test_weights_of_very_different_size_come_out_right() -> None:
+    torch.manual_seed(0)
+    spec = spec_of(1, 1, 8, None, None, sinks=False)
+    for factor in (1e-3, 1.0, 30.0, 300.0):
+        scaled = AttentionSpec(
+            layers=1, heads=1, kv_heads=1, head_size=8, scale=factor, dtype=spec.dtype, kv_dtype=spec.kv_dtype
+        )
+        out, truth, _ = decode(scaled, 16, [50], None)
+        assert (out - truth).norm() < 1e-5 * truth.norm(), factor
+
+
+def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert "no C++ compiler" in (FlashDecodingBackend.probe(CPU()) or "")
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho this compiler is broken >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    build.load.cache_clear()
+    try:
+        with pytest.raises(RuntimeError, match="this compiler is broken"):
+            build.load()
+    finally:
+        build.load.cache_clear()
+    assert not list((tmp_path / "cache" / "kernels").iterdir())
+
+
+def test_the_library_is_built_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    build.load.cache_clear()
+    try:
+        build.load()
+        (library,) = (tmp_path / "kernels").iterdir()
+        built = library.stat().st_mtime_ns
+        build.load.cache_clear()
+        build.load()
+        assert library.stat().st_mtime_ns == built
+    finally:
+        build.load.cache_clear()

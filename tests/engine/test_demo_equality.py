@@ -1,0 +1,121 @@
+"""The demo model's greedy tokens are those of transformers' own `generate`, whatever the engine goes through.
+
+OCTAVO_FULL_MATRIX=1 takes every block size through every way of running; OCTAVO_DEMO_PROMPTS and OCTAVO_DEMO_TOKENS set
+how many prompts there are, and how many new tokens each gets, for a quick look.
+"""
+
+import math
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from octavo.kv.budget import blocks_for_tokens
+from tests.engine.harness import Mode, Reference, answer, build, load_reference
+
+COUNT = int(os.environ.get("OCTAVO_DEMO_PROMPTS", "64"))
+TOKENS = int(os.environ.get("OCTAVO_DEMO_TOKENS", "64"))
+LONGEST = 900
+
+
+def lengths() -> list[int]:
+    """From 1 to 900 tokens, short prompts more often than long ones."""
+    chance = random.Random(0)
+    chosen = [LONGEST, 1, 16, 17, 64, 256]
+    chosen += [round(math.exp(chance.uniform(0, math.log(LONGEST)))) for _ in range(COUNT - len(chosen))]
+    return [*chosen[: COUNT - 1], LONGEST]
+
+
+ROOM = sum(256 * blocks_for_tokens(length + TOKENS, 256) for length in lengths())
+"""Tokens that a cache must hold to forget nothing."""
+TIGHT = LONGEST + TOKENS + 316
+PLAIN = Mode(block_size=16, chunk=None, prefix_caching=True, arrival="at once", cache_tokens=ROOM)
+WAYS = {
+    "at once": PLAIN,
+    "random arrival": replace(PLAIN, arrival="random"),
+    "chunks of 32": replace(PLAIN, chunk=32),
+    "preempted": replace(PLAIN, cache_tokens=TIGHT),
+    "no prefix caching": replace(PLAIN, prefix_caching=False),
+    "all but the room": replace(PLAIN, arrival="random", chunk=32, prefix_caching=False, attention="reference"),
+}
+MODES = (
+    [replace(way, block_size=size) for way in WAYS.values() for size in (1, 16, 64, 256)]
+    if os.environ.get("OCTAVO_FULL_MATRIX") == "1"
+    else [
+        PLAIN,
+        replace(PLAIN, block_size=64, chunk=32, prefix_caching=False, arrival="random"),
+        replace(PLAIN, block_size=1, cache_tokens=TIGHT),
+        replace(PLAIN, block_size=256, attention="reference"),
+    ]
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def every_core() -> Iterator[None]:
+    """This model is large enough for them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    yield
+    torch.set_num_threads(before)
+
+
+def demo_prompts(folder: Path) -> list[list[int]]:
+    """Text and noise in turn; some texts begin alike, and the first comes twice."""
+    chance = random.Random(1)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    text = tokenizer((Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8"))["input_ids"]
+    prompts = []
+    for number, length in enumerate(lengths()):
+        start = chance.choice([0, chance.randrange(len(text) - LONGEST)]) if number else 0
+        noise = chance.choices(range(tokenizer.vocab_size), k=length)
+        prompts.append(noise if number % 2 else text[start : start + length])
+    return [*prompts[:-1], prompts[0]]
+
+
+@pytest.fixture(scope="module")
+def reference(demo_model_path: Path) -> Reference:
+    """Padded batches of similar lengths, since one prompt at a time would take all day: comparisons recompute places."""
+    model = load_reference(demo_model_path, "sdpa")
+    prompts = demo_prompts(demo_model_path)
+    answers: list[list[int]] = [[] for _ in prompts]
+    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+    for batch in (order[start : start + 8] for start in range(0, len(order), 8)):
+        longest = max(len(prompts[number]) for number in batch)
+        padding = [longest - len(prompts[number]) for number in batch]
+        ids = torch.tensor([[0] * pad + prompts[number] for pad, number in zip(padding, batch, strict=True)])
+        mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding])
+        output = model.generate(
+            ids, attention_mask=mask, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        for number, found in zip(batch, output[:, longest:].tolist(), strict=True):
+            answers[number] = found
+    return Reference(model, prompts, answers)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_demo_model(
+    demo_model_path: Path, reference: Reference, mode: Mode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers, prompts = range(len(reference.prompts)), reference.prompts
+    engine = build(demo_model_path, mode).engine
+    first = answer(engine, prompts, TOKENS, arrival=mode.arrival)
+    close = reference.compare(numbers, first.tokens, mode.name)
+    if mode.cache_tokens == TIGHT:
+        assert engine.scheduler.preemptions > 0 or COUNT < 64
+    elif mode.prefix_caching:
+        again = answer(engine, prompts, TOKENS)
+        close += reference.compare(numbers, again.tokens, f"{mode.name}, all cached")
+        assert again.cached == [len(prompt) - 1 for prompt in prompts]
+    else:
+        assert not any(first.cached)
+    with capsys.disabled():
+        print(
+            f"\n    {mode.name}: {close} close calls", *reference.close_calls[-close:] * bool(close), sep="\n        "
+        )  # noqa: T201
+    assert close <= 3
