@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from octavo.engine.detokenizer import IncrementalDetokenizer
 from octavo.engine.engine import Engine, Output
@@ -26,6 +29,8 @@ class RunningSequence:
     request_id: int
     completion: Completion
     detokenizer: IncrementalDetokenizer | None
+    waiting: list[int] = field(default_factory=list)
+    """Tokens whose text nobody has asked for yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,56 +43,82 @@ class Generation:
     streaming: bool
     sequences: dict[int, RunningSequence] = field(default_factory=dict)
     """Those that run, by request id."""
+    arrived: deque[StreamedToken] = field(default_factory=deque)
+    """Tokens that nobody has taken yet."""
 
     def submit(self, engine: Engine, processors: Sequence[LogitsProcessor] = ()) -> None:
-        """Queue its sequences. Raises RequestRefused if the engine cannot ever serve it; then none is queued."""
+        """Queue its sequences. Raises RequestRefused if the engine can never serve it; then none is queued."""
         seed = secrets.randbits(63) if self.params.seed is None else self.params.seed
-        prompt = self.output.prompt_token_ids
-        for index in range(self.params.sequences):
-            request_id = engine.submit(prompt, self.params, seed=seed + (index << 64), processors=processors)
-            wants_logprobs = self.params.logprobs is not None or self.params.sequences > self.params.n
+        wants_logprobs = self.params.logprobs is not None or self.params.sequences > self.params.n
+        if self.params.prompt_logprobs is not None:
+            self.output.prompt_logprobs = [None]
+        params = self.params
+        for index in range(params.sequences):
+            request_id = engine.submit(
+                self.output.prompt_token_ids, params, seed=seed + (index << 64), processors=processors
+            )
             completion = Completion(index, logprobs=[] if wants_logprobs else None)
             self.output.completions.append(completion)
             self.sequences[request_id] = RunningSequence(request_id, completion, self._detokenizer())
+            # The prompt's log-probabilities are the same for all copies: the first one brings them.
+            params = msgspec.structs.replace(self.params, prompt_logprobs=None)
 
     def _detokenizer(self) -> IncrementalDetokenizer | None:
-        """Only where text is looked at token by token: a whole answer is decoded at once."""
-        if self.tokenizer is None or not (self.streaming or self.params.stop):
+        if self.tokenizer is None:
             return None
         return IncrementalDetokenizer(self.tokenizer, self.params, self.output.prompt_token_ids)
 
-    def take(self, engine: Engine, output: Output) -> StreamedToken:
+    def take(self, engine: Engine, output: Output) -> None:
         """Add what a step brought one of its sequences."""
         sequence = self.sequences[output.request_id]
         completion = sequence.completion
-        self.output.cached_tokens = (
-            max(self.output.cached_tokens, output.cached_tokens) if completion.index == 0 else self.output.cached_tokens
-        )
-        self._take_prompt(output.prompt, completion)
-        logprob = None
-        text = ""
-        if output.token_id is not None:
-            completion.token_ids.append(output.token_id)
-            if output.logprob is not None and completion.logprobs is not None:
-                logprob = TokenLogprob(output.token_id, output.logprob, tuple(output.top))
-                completion.logprobs.append(logprob)
-            if sequence.detokenizer is not None:
-                text = sequence.detokenizer.push([output.token_id])
+        if completion.index == 0:
+            self.output.cached_tokens = output.cached_tokens
+            self._take_prompt(output.prompt)
+        logprob = self._take_token(sequence, output)
+        text = self._text(sequence)
         reason = output.finish_reason
         if reason is None and sequence.detokenizer is not None and sequence.detokenizer.stopped is not None:
             engine.cancel(output.request_id, FinishReason.STOP)
             reason = FinishReason.STOP
         if reason is not None:
             text += self._finish(sequence, reason, output.error)
-        finished = None if reason is None else reason.value
-        return StreamedToken(completion.index, output.token_id, text, logprob, finished, output.cached_tokens)
+        if output.token_id is not None or reason is not None:
+            self.arrived.append(
+                StreamedToken(
+                    completion.index, output.token_id, text, logprob, completion.finish_reason, output.cached_tokens
+                )
+            )
 
-    def _take_prompt(self, logprobs: TokenLogprobs | None, completion: Completion) -> None:
-        if logprobs is None or completion.index:
-            return
-        if self.output.prompt_logprobs is None:
-            self.output.prompt_logprobs = [None]
+    def take_arrived(self) -> list[StreamedToken]:
+        """The tokens that nobody has taken yet."""
+        tokens = list(self.arrived)
+        self.arrived.clear()
+        return tokens
+
+    def _take_token(self, sequence: RunningSequence, output: Output) -> TokenLogprob | None:
+        if output.token_id is None:
+            return None
+        completion = sequence.completion
+        completion.token_ids.append(output.token_id)
+        sequence.waiting.append(output.token_id)
+        if output.logprob is None or completion.logprobs is None:
+            return None
+        logprob = TokenLogprob(output.token_id, output.logprob, tuple(output.top))
+        completion.logprobs.append(logprob)
+        return logprob
+
+    def _text(self, sequence: RunningSequence, ended: bool = False) -> str:
+        """The text that can be shown now; worked out at the end where nobody looks at it before."""
+        if sequence.detokenizer is None or not (self.streaming or self.params.stop or ended):
+            return ""
+        tokens, sequence.waiting = sequence.waiting, []
+        return sequence.detokenizer.push(tokens)
+
+    def _take_prompt(self, logprobs: TokenLogprobs | None) -> None:
         known = self.output.prompt_logprobs
+        if logprobs is None or known is None:
+            return
         following = self.output.prompt_token_ids[len(known) : len(known) + len(logprobs.logprobs)]
         for token, logprob, ids, values in zip(
             following,
@@ -103,54 +134,91 @@ class Generation:
         completion = sequence.completion
         completion.finish_reason, completion.error = reason.value, error
         del self.sequences[sequence.request_id]
-        held = ""
-        if sequence.detokenizer is not None:
-            held = sequence.detokenizer.flush()
-            if sequence.detokenizer.stopped is not None:
-                completion.finish_reason = FinishReason.STOP.value
-            completion.text = sequence.detokenizer.text
-        elif self.tokenizer is not None:
-            completion.text = _decode(self.tokenizer, completion.token_ids, self.params)
+        if sequence.detokenizer is None:
+            return ""
+        held = self._text(sequence, ended=True) + sequence.detokenizer.flush()
+        if sequence.detokenizer.stopped is not None and error is None:
+            completion.finish_reason = FinishReason.STOP.value
+        completion.text = sequence.detokenizer.text
         return held
 
     def result(self) -> RequestOutput:
-        """The `n` best of its sequences, the likeliest first when there were more."""
+        """The `n` best of its sequences, the likeliest first when there were more; those that failed come last."""
         completions = self.output.completions
         if self.params.sequences > self.params.n:
-            completions.sort(key=lambda completion: -completion.mean_logprob)
+            completions.sort(key=lambda completion: (completion.error is not None, -completion.mean_logprob))
             del completions[self.params.n :]
         if self.params.logprobs is None:
             for completion in completions:
                 completion.logprobs = None
         return self.output
 
-    def abandon(self, engine: Engine) -> None:
-        """Take what still runs out of the engine."""
-        for request_id in self.sequences:
-            engine.cancel(request_id)
+
+@dataclass(slots=True)
+class Session:
+    """Everybody who waits for the engine in this process: whoever steps it delivers what the others wait for."""
+
+    engine: Engine
+    owners: dict[int, Generation] = field(default_factory=dict)
+
+    def submit(self, generation: Generation, processors: Sequence[LogitsProcessor] = ()) -> None:
+        """Queue a prompt. Raises RequestRefused if the engine can never serve it; then nothing of it is queued."""
+        generation.submit(self.engine, processors)
+        self.owners |= dict.fromkeys(generation.sequences, generation)
+
+    def next(self, generation: Generation) -> StreamedToken | None:
+        """Its next token, stepping the engine as long as there is none; None when all its sequences have ended."""
+        while not generation.arrived:
+            if not generation.sequences:
+                return None
+            self.step()
+        return generation.arrived.popleft()
+
+    def step(self) -> None:
+        """Run one step and deliver what it brought."""
+        outputs = self.engine.step()
+        if not outputs and not self.engine.scheduler.running:
+            raise RuntimeError("the engine has nothing to run, and requests that wait for it: please report this")
+        for output in outputs:
+            generation = self.owners[output.request_id]
+            generation.take(self.engine, output)
+            if output.request_id not in generation.sequences:
+                del self.owners[output.request_id]
+
+    def abandon(self, generation: Generation) -> None:
+        """Take what still runs of it out of the engine; its blocks are free at once."""
+        for request_id in list(generation.sequences):
+            self.engine.cancel(request_id)
+            del generation.sequences[request_id], self.owners[request_id]
 
 
-def _decode(tokenizer: PreTrainedTokenizerBase, token_ids: list[int], params: SamplingParams) -> str:
-    text = tokenizer.decode(
-        token_ids, skip_special_tokens=params.skip_special_tokens, clean_up_tokenization_spaces=False
-    )
-    return str(text)
+class TokenStream(Iterator[StreamedToken]):
+    """Tokens of one prompt as they come. Closed, left or forgotten, it takes what still runs out of the engine."""
 
+    def __init__(self, session: Session, generation: Generation) -> None:
+        self._session = session
+        self._generation = generation
 
-def run(engine: Engine, generations: Iterable[Generation]) -> Iterator[tuple[Generation, StreamedToken]]:
-    """Step the engine until these generations are done; whatever happens, none of them stays in it."""
-    owner = {request_id: generation for generation in generations for request_id in generation.sequences}
-    pending = set(owner)
-    try:
-        while pending:
-            for output in engine.step():
-                generation = owner.get(output.request_id)
-                if generation is None:
-                    continue
-                token = generation.take(engine, output)
-                if token.finish_reason is not None:
-                    pending.discard(output.request_id)
-                yield generation, token
-    finally:
-        for generation in set(owner.values()):
-            generation.abandon(engine)
+    def __next__(self) -> StreamedToken:
+        try:
+            token = self._session.next(self._generation)
+        except BaseException:
+            self.close()
+            raise
+        if token is None:
+            raise StopIteration
+        return token
+
+    def close(self) -> None:
+        """Cancel what still runs; nothing more comes."""
+        self._session.abandon(self._generation)
+        self._generation.arrived.clear()
+
+    def __enter__(self) -> TokenStream:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

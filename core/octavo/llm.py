@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from octavo.attention.select import choose_device
+from octavo.attention.select import choose, choose_device
 from octavo.engine.build import build_engine
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import RequestRefused
-from octavo.generation import Generation, run
+from octavo.generation import Generation, Session, TokenStream
 from octavo.models.demo import demo_model
 from octavo.models.load import load
-from octavo.outputs import RequestOutput, StreamedToken
+from octavo.outputs import RequestOutput
 from octavo.plugins import Plugins
 from octavo.plugins import plugins as installed_plugins
 from octavo.settings import Settings
@@ -51,6 +52,8 @@ class LLM:
         )  # fmt: skip
         self.plugins = plugins or installed_plugins()
         device = choose_device(self.settings.device, self.plugins)
+        # A backend that nobody has, or that cannot run here, is no reason to read gigabytes first.
+        choose([], device, attention=self.settings.attention, block_size=self.settings.block_size, plugins=self.plugins)
         name = self.settings.model_id
         loaded = load(
             demo_model(self.settings.octavo_cache) if name in (None, "demo") else name,
@@ -63,6 +66,7 @@ class LLM:
         self.tokenizer = loaded.tokenizer
         built = build_engine(loaded, device, self.settings, self.plugins)
         self.engine, self.selection = built.engine, built.selection
+        self._session = Session(self.engine)
 
     def generate(
         self,
@@ -86,22 +90,30 @@ class LLM:
         )
         with Progress(*columns, disable=not progress, transient=True) as bar:
             task = bar.add_task("generating", total=total, tokens=0)
-            for count, (_, token) in enumerate(run(self.engine, generations), start=1):
-                if token.finish_reason is not None:
-                    bar.update(task, advance=1, tokens=count)
+            tokens = 0
+            try:
+                while any(generation.sequences for generation in generations):
+                    self._session.step()
+                    arrived = [token for generation in generations for token in generation.take_arrived()]
+                    tokens += len(arrived)
+                    ended = sum(token.finish_reason is not None for token in arrived)
+                    bar.update(task, advance=ended, tokens=tokens)
+            finally:
+                self._abandon(generations)
         return [generation.result() for generation in generations]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamedToken]:
-        """Answer one prompt and yield tokens as they come; closing the iterator cancels what still runs.
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TokenStream:
+        """Answer one prompt and give its tokens as they come; several streams may be read in turns.
 
-        Raises RequestRefused at once if it can never be served, and ValueError for best_of > n: it needs all.
+        Closing the stream cancels what still runs. Raises RequestRefused at once if it can never be served, and
+        ValueError for best_of > n: it needs all.
         """
         if params is not None and params.sequences > params.n:
             raise ValueError(
                 f"best_of={params.best_of} with n={params.n} cannot be streamed: use generate, or leave best_of out"
             )
-        generations = self._generations([prompt], [params or SamplingParams()], streaming=True)
-        return (token for _, token in run(self.engine, generations))
+        (generation,) = self._generations([prompt], [params or SamplingParams()], streaming=True)
+        return TokenStream(self._session, generation)
 
     def _generations(
         self,
@@ -119,24 +131,29 @@ class LLM:
             raise ValueError(
                 f"{len(listed)} prompts and {len(each)} sampling parameters: give one for all, or one for each"
             )
-        generations = []
+        generations: list[Generation] = []
         try:
             for number, (prompt, wanted) in enumerate(zip(listed, each, strict=True)):
                 generation = self._generation(prompt, wanted, streaming)
                 generations.append(generation)
                 try:
-                    generation.submit(self.engine, self.plugins.logits_processors(wanted, self.tokenizer))
+                    self._session.submit(generation, self.plugins.logits_processors(wanted, self.tokenizer))
                 except RequestRefused as error:
                     raise RequestRefused(f"prompt {number}: {error}") from None
         except BaseException:
-            for generation in generations:
-                generation.abandon(self.engine)
+            self._abandon(generations)
             raise
         return generations
 
+    def _abandon(self, generations: Sequence[Generation]) -> None:
+        for generation in generations:
+            self._session.abandon(generation)
+
     def _generation(self, prompt: Prompt, params: SamplingParams, streaming: bool) -> Generation:
-        text = prompt if isinstance(prompt, str) else None
-        output = RequestOutput(text, self.encode(text) if text is not None else list(prompt), [])  # type: ignore[arg-type]
+        if isinstance(prompt, str):
+            output = RequestOutput(prompt, self.encode(prompt), [])
+        else:
+            output = RequestOutput(None, [_token(number) for number in prompt], [])
         return Generation(output, params, self.tokenizer, streaming)
 
     def encode(self, text: str) -> list[int]:
@@ -148,7 +165,13 @@ class LLM:
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence))
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+
+
+def _token(number: object) -> int:
+    if not isinstance(number, Integral):
+        raise ValueError(f"{number!r} of a prompt is not a token id: a prompt is a text, or a list of whole numbers")
+    return int(number)
 
 
 def _dtype(name: str, device: str) -> torch.dtype | str:

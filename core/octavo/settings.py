@@ -1,8 +1,8 @@
 """Every setting of octavo, once: its name, default and meaning.
 
 A setting is given as an argument under its name, by the variable that is its name in capitals (`MAX_TOTAL_TOKENS`), or
-by a flag (`--max-total-tokens`); the argument wins. The names are those of TGI where it has them. Nothing else in
-octavo reads the environment.
+by a flag (`--max-total-tokens`); the argument wins. The names are those of TGI where it has them. Nothing else in core
+reads the environment.
 """
 
 from __future__ import annotations

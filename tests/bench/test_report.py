@@ -52,7 +52,7 @@ MARKDOWN = """\
 | contiguous |  | 81.23 % |  |  |  |  | 12,345 |  |  |
 | octavo | 16 | 2.00 % |  | 8.0 |  |  |  |  |  |
 
-2030-01-31: requests 3, lengths ShareGPT. A Processor, 2 cores, 8.0 GB, load 0.1 at the start; octavo 1.2; \
+2030-01-31: requests 3; lengths ShareGPT. A Processor, 2 cores, 8.0 GB, load 0.1 at the start; octavo 1.2; \
 commit 0123456789ab-dirty."""
 
 

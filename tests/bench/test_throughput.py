@@ -131,6 +131,7 @@ def test_the_command(tiny: Path, tmp_path: Path, in_process: list[Job], monkeypa
     assert [row["identical_requests"] for row in report.rows] == [None, 2, None, 1]
     assert units_are_named(report.rows)
     assert units_are_named(profile.rows)
+    assert report.workload["requests"] == "2 of 5 to 9 tokens in, 2 to 4 out; 1 of 4 tokens in, 3 out"
     assert report.workload["prompts"] == "log-normal lengths, random token ids"
     assert {row["where"] for row in profile.rows} >= {"attention", "matrix products", "all"}
     assert "any/reference" in result.stdout
@@ -146,7 +147,9 @@ def test_the_command_without_a_peer_and_with_random_weights(tiny: Path, tmp_path
         "--output-max", "3", "--no-single", "--no-peer", "--repeats", "1", "--attention", "reference",
         "--json", str(tmp_path / "t.json"),
     )  # fmt: skip
-    (row,) = json.loads((tmp_path / "t.json").read_text())["rows"]
+    found = json.loads((tmp_path / "t.json").read_text())
+    assert found["workload"]["model"] == f"{config} with random weights"
+    (row,) = found["rows"]
     assert (row["engine"], row["output_tokens"], row["identical_requests"]) == ("octavo", 3, None)
     assert "output_tokens_per_second_ratio" not in row
     ids = torch.tensor([in_process[0].exchanges[0].prompt])

@@ -2,12 +2,14 @@
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -171,25 +173,24 @@ class Answered:
 def answer(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
-    tokens: int,
+    tokens: int | Sequence[int],
     *,
     arrival: str = "at once",
     seed: int = 0,
-    params: Callable[[int], SamplingParams] | None = None,
 ) -> Answered:
-    """Run the prompts to their ends; greedy, and no end token ends them, unless `params` says otherwise."""
+    """Run the prompts to as many new tokens each; greedy, and no end token ends them."""
     chance = random.Random(seed)
+    counts = [tokens] * len(prompts) if isinstance(tokens, int) else tokens
     order = list(range(len(prompts)))
     if arrival == "random":
         chance.shuffle(order)
     ids: dict[int, int] = {}
     result = Answered([[] for _ in prompts], [0] * len(prompts))
-    greedy = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
     while order or engine.busy:
         for _ in range(len(order) if arrival == "at once" else min(len(order), chance.choice([0, 0, 1, 1, 2, 5]))):
             number = order.pop(0)
-            wanted = greedy if params is None else params(number)
-            ids[engine.submit(prompts[number], wanted, seed=wanted.seed or 0)] = number
+            greedy = SamplingParams(max_tokens=counts[number], temperature=0, ignore_eos=True)
+            ids[engine.submit(prompts[number], greedy, seed=0)] = number
         for output in engine.step():
             assert output.error is None, output.error
             number = ids[output.request_id]
@@ -200,3 +201,10 @@ def answer(
     engine.scheduler.kv.check()
     assert stats.free + stats.cached == stats.total, "a block is still held"
     return result
+
+
+def show(capsys: pytest.CaptureFixture[str], lines: Sequence[str]) -> None:
+    """Print lines among the test's results, whether it passes or not."""
+    with capsys.disabled():
+        for line in lines:
+            Console(soft_wrap=True).print(f"\n    {line}", end="", markup=False, highlight=False)

@@ -112,9 +112,9 @@ class Answers:
         return self.engine.submit(prompt, SamplingParams(max_tokens=max_tokens, **params), seed=0, namespace=namespace)
 
 
-def start(*, block_size: int = 4, blocks: int = 100, end_ids: Sequence[int] = (), **limits: int) -> Answers:
-    numbers = {"max_input_tokens": 500, "max_total_tokens": 500, "max_batch_prefill_tokens": 500} | limits
-    scheduler = Scheduler(KVCacheManager(blocks + 1, block_size), Limits(**numbers))
+def start(*, block_size: int = 4, blocks: int = 100, end_ids: Sequence[int] = (), **limits: Any) -> Answers:
+    defaults = {"max_input_tokens": 500, "max_total_tokens": 500, "max_batch_prefill_tokens": 500}
+    scheduler = Scheduler(KVCacheManager(blocks + 1, block_size), Limits(**(defaults | limits)))
     runner = MemoryRunner(SlotMemory(blocks + 1, block_size, VOCABULARY))
     return Answers(Engine(scheduler, runner, frozenset(end_ids), VOCABULARY, Plugins([])), runner)
 

@@ -44,17 +44,19 @@ class Operations(RuleBasedStateMachine):
         chunk=st.sampled_from([1, 2, 5, 1000]),
         most=st.sampled_from([None, 1, 3]),
         spare=st.sampled_from([0, 0, 1, 2]),
-        prefix_caching=st.sampled_from([True, True, False]),
+        caching=st.sampled_from(["prefixes", "prefixes", "none", "none, nor chunks"]),
         patience=st.sampled_from([(None, None), (0.5, 3), (1.5, 20), (1.2, None)]),
     )
     def start(
-        self, block_size: int, blocks: int, chunk: int, most: int | None, spare: int, prefix_caching: bool,
+        self, block_size: int, blocks: int, chunk: int, most: int | None, spare: int, caching: str,
         patience: tuple[float | None, int | None],
     ) -> None:  # fmt: skip
         ratio, waiting = patience
+        whole = caching == "none, nor chunks"
         self.bench = Bench(
-            block_size=block_size, blocks=blocks, prefix_caching=prefix_caching, max_batch_prefill_tokens=chunk,
-            max_batch_size=most, spare_slots=spare, waiting_served_ratio=ratio, max_waiting_tokens=waiting,
+            block_size=block_size, blocks=blocks, prefix_caching=caching == "prefixes", whole_prompts=whole,
+            max_batch_prefill_tokens=blocks * block_size if whole else chunk, max_batch_size=most, spare_slots=spare,
+            waiting_served_ratio=ratio, max_waiting_tokens=waiting,
         )  # fmt: skip
         self.capacity = blocks * block_size - spare
 
@@ -175,6 +177,18 @@ def test_prompts_are_computed_in_chunks_beside_those_that_decode() -> None:
         counts.append(rows[1].count)
     assert counts == [32, 32, 32, 4]
     settle(bench)
+
+
+@pytest.mark.parametrize("blocks", [9, 200])
+def test_whole_prompts_are_computed_in_one_step_or_not_yet(blocks: int) -> None:
+    """A prompt that comes back from preemption too, with what it had generated."""
+    bench = Bench(blocks=blocks, prefix_caching=False, max_batch_prefill_tokens=32, whole_prompts=True)
+    requests = [bench.submit(prompt_of(length, length), 10) for length in (20, 12, 1, 22)]
+    while bench.open:
+        for row in bench.step().rows:
+            assert row.samples
+    assert [len(request.generated) for request in requests] == [10] * 4
+    assert (bench.scheduler.preemptions > 0) == (blocks == 9)
 
 
 def test_the_budget_goes_to_the_oldest_first() -> None:

@@ -23,7 +23,7 @@ _PART_TOKENS = 512
 """Fewest tokens of a context that are worth a part of their own."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CPULayout(AxesLayout):
     """Head-major, written by the kernel: PyTorch's scatter is several small operations a layer."""
 
@@ -91,12 +91,10 @@ class FlashDecodingBackend(ReferenceBackend):
 
     @classmethod
     def probe(cls, device: Device) -> str | None:
-        """It runs on a CPU, and needs a C++ compiler there once."""
+        """It runs on a CPU whose C++ compiler can build its kernel, which is tried once on a machine: seconds."""
         if device.name != "cpu":
             return f"it runs on a cpu, not on {device.name}"
-        if build.compiler() is None:
-            return f"no C++ compiler to build its kernel: set CXX, or install one of {', '.join(build.COMPILERS)}"
-        return None
+        return build.fault()
 
     def plan_decode(self, batch: AttentionBatch, contexts: list[int]) -> Decode | None:
         """Split long contexts so that every thread has work."""

@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from functools import cache
@@ -39,30 +40,66 @@ def compiler() -> str | None:
     return next(filter(None, map(shutil.which, filter(None, (os.environ.get("CXX"), *COMPILERS)))), None)
 
 
-@cache
+def fault() -> str | None:
+    """Why the kernel cannot be had here, in a sentence, or None. Builds it, the first time on a machine."""
+    if compiler() is None:
+        return f"no C++ compiler to build its kernel: set CXX, or install one of {', '.join(COMPILERS)}"
+    try:
+        load()
+    except RuntimeError as error:
+        return f"its kernel cannot be built here: {' '.join(str(error).split())[:300]}"
+    return None
+
+
 def load() -> ctypes.CDLL:
-    """The built kernel. Raises RuntimeError with the compiler's words if it cannot be built."""
+    """The built kernel. Raises RuntimeError with the compiler's or the loader's words if there is none to be had."""
+    outcome = _load()
+    if isinstance(outcome, str):
+        raise RuntimeError(outcome)
+    return outcome
+
+
+@cache
+def _load() -> ctypes.CDLL | str:
+    """The kernel, or why there is none: asked for by every process, answered once in each."""
     path = compiler()
     if path is None:
-        raise RuntimeError(f"no C++ compiler: neither CXX nor {', '.join(COMPILERS)} is on the PATH")
+        return f"no C++ compiler: neither CXX nor {', '.join(COMPILERS)} is on the PATH"
     library = _folder() / f"kernel-{_stamp(path)}.so"
-    if not library.exists():
-        _build(path, library)
-    kernel = ctypes.CDLL(str(library))
+    refused = library.with_suffix(".failed")
+    try:
+        if refused.exists():
+            return refused.read_text()
+        if not library.exists() and (words := _build(path, library)):
+            refused.write_text(words)
+            return words
+        if not _is_ours(library):
+            return f"{library} belongs to somebody else, or others may write it: remove it, or set OCTAVO_CACHE"
+        kernel = ctypes.CDLL(str(library))
+    except OSError as error:
+        return f"{library}: {error}"
     kernel.part_floats.restype = ctypes.c_int64
     return kernel
 
 
-def _build(path: str, library: Path) -> None:
-    """Under a name of its own first, so that nobody loads half a file."""
+def _build(path: str, library: Path) -> str | None:
+    """Under a name of its own first, so that nobody loads half a file. Returns the compiler's words if it fails."""
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         built = Path(folder) / library.name
         command = [path, *FLAGS, str(_SOURCE), *_openmp(), "-o", str(built)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
+            return f"{path} says: {done.stderr.strip() or f'exit code {done.returncode}'}"
+        built.chmod(0o700)
         built.replace(library)
+    return None
+
+
+def _is_ours(library: Path) -> bool:
+    """What is loaded runs as this user: nobody else may have put it there."""
+    status = library.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _openmp() -> list[str]:
@@ -81,8 +118,9 @@ def _stamp(path: str) -> str:
 
 def _processor() -> str:
     """What -march=native looks at: a home folder may be shared by several machines."""
-    flags = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))]
-    return flags[0] if flags else ""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
 def _folder() -> Path:

@@ -56,14 +56,21 @@ inline Vector exp(Vector x) {
 // The sums of four vectors.
 typedef float Quad __attribute__((vector_size(4 * sizeof(float))));
 
+#if defined(__clang__) || __GNUC__ >= 12
+#define OCTAVO_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define OCTAVO_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, IntVector{__VA_ARGS__})
+#endif
+
 inline Quad sums(Vector a, Vector b, Vector c, Vector d) {
-  const Vector ab = __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14) +
-                    __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
-  const Vector cd = __builtin_shufflevector(c, d, 0, 8, 2, 10, 4, 12, 6, 14) +
-                    __builtin_shufflevector(c, d, 1, 9, 3, 11, 5, 13, 7, 15);
-  const Vector halves = __builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) +
-                        __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
-  return __builtin_shufflevector(halves, halves, 0, 1, 2, 3) + __builtin_shufflevector(halves, halves, 4, 5, 6, 7);
+  const Vector ab = OCTAVO_SHUFFLE(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + OCTAVO_SHUFFLE(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
+  const Vector cd = OCTAVO_SHUFFLE(c, d, 0, 8, 2, 10, 4, 12, 6, 14) + OCTAVO_SHUFFLE(c, d, 1, 9, 3, 11, 5, 13, 7, 15);
+  const Vector halves =
+      OCTAVO_SHUFFLE(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + OCTAVO_SHUFFLE(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+  Quad low, high;
+  std::memcpy(&low, &halves, sizeof low);
+  std::memcpy(&high, reinterpret_cast<const char*>(&halves) + sizeof low, sizeof high);
+  return low + high;
 }
 
 // scores[g][t] = query[g] . key[t] for `count` keys; query and keys have `size` elements a row. Four keys at a time: one

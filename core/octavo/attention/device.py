@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -63,10 +65,28 @@ class CPU(Device):
         return torch.device("cpu")
 
     def memory(self) -> Memory:
-        """Of /proc/meminfo: what can be taken without swapping, and all there is."""
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            kibibytes = {name: int(rest.split()[0]) for name, rest in (line.split(":") for line in lines)}
-        return Memory(kibibytes["MemAvailable"] * 1024, kibibytes["MemTotal"] * 1024)
+        """What can be taken without swapping, and all there is; a container's limit counts where there is one."""
+        free, total = _host_memory()
+        try:
+            limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        except (OSError, ValueError):  # no control group, or no limit ("max")
+            return Memory(free, total)
+        return Memory(min(free, max(limit - used, 0)), min(total, limit))
+
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+
+
+def _host_memory() -> tuple[int, int]:
+    """Bytes available and in all; where the system does not say what is available, all of it."""
+    try:
+        lines = (line.split(":") for line in _MEMINFO.read_text(encoding="ascii").splitlines())
+        kibibytes = {name: int(rest.split()[0]) for name, rest in lines}
+    except OSError:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return total, total
+    return kibibytes["MemAvailable"] * 1024, kibibytes["MemTotal"] * 1024
 
 
 class CUDA(Device):

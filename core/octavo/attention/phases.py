@@ -54,6 +54,11 @@ class PhasedBackend(AttentionBackend):
         of_phase = options or {}
         self.prefill = self.prefill_type(spec, block_size, device, of_phase.get("prefill"), sinks)
         self.decode = self.decode_type(spec, block_size, device, of_phase.get("decode"), sinks)
+        if self.prefill.layout != self.decode.layout:
+            raise ValueError(
+                f"their options give the phases different layouts: {self.prefill.layout} and {self.decode.layout}"
+            )
+        self.layout = self.decode.layout
         self._captured: dict[int, PhasedPlan] = {}
 
     def plan(self, batch: AttentionBatch, bucket: int | None = None) -> PhasedPlan:

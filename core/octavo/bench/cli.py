@@ -71,6 +71,7 @@ def throughput(
     with prepared(model, random_weights, dtype, seed) as folder:
         options = Options(
             model=folder,
+            name=Path(folder).name if random_weights is None else f"{random_weights} with random weights",
             loads=(many, ONE) if single else (many,),
             seed=seed,
             sharegpt=sharegpt,

@@ -70,7 +70,7 @@ class Report(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         where = self.machine
         software = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return (
-            f"{self.date}: {', '.join(said)}. {where['cpu']}, {where['cores']} cores, {where['memory_gb']} GB, "
+            f"{self.date}: {'; '.join(said)}. {where['cpu']}, {where['cores']} cores, {where['memory_gb']} GB, "
             f"load {where['load_average_1min']} at the start; {software}; "
             f"commit {self.commit[:12] + self.commit[40:] if self.commit else 'unknown'}."
         )

@@ -21,11 +21,9 @@ from octavo.models.load import load_random
 from octavo.models.quiet import quiet
 
 OCTAVO, PEER = "octavo", "transformers"
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SHOWN_SHARE = 0.005
 """Of the run: operators with less are left out of a profile."""
-
-
-DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,9 @@ class Load:
     requests: int
     prompts: Range
     answers: Range
+
+    def __str__(self) -> str:
+        return f"{self.requests} of {self.prompts} tokens in, {self.answers} out"
 
 
 MANY = Load(32, Range(64, 256), Range(64, 128))
@@ -46,6 +47,9 @@ class Options:
     """What is measured, and how."""
 
     model: str
+    """A folder, a GGUF file or a hub name."""
+    name: str
+    """What the reader of a result calls it."""
     loads: Sequence[Load] = (MANY, ONE)
     seed: int = 0
     sharegpt: bool | None = None
@@ -56,10 +60,6 @@ class Options:
     repeats: int = 3
     peer: bool = True
     profile: bool = False
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype is {self.dtype}: give one of {', '.join(DTYPES)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,8 @@ def _job(options: Options, engine: str, exchanges: list[Exchange], profile: bool
 
 def _workload(options: Options, source: Source, measured: Measurement) -> dict[str, Fact]:
     return {
-        "model": Path(options.model).name,
+        "model": options.name,
+        "requests": "; ".join(map(str, options.loads)),
         "dtype": options.dtype,
         "prompts": source.name,
         "seed": options.seed,
@@ -127,7 +128,6 @@ def _workload(options: Options, source: Source, measured: Measurement) -> dict[s
         "threads": measured.threads,
         "instructions": measured.instructions,
         "OMP_WAIT_POLICY": "PASSIVE",
-        **{f"lengths_{load.requests}_requests": f"{load.prompts} in, {load.answers} out" for load in options.loads},
     }
 
 
@@ -204,7 +204,7 @@ def _is_shown(row: ProfileRow, whole: float) -> bool:
 def random_weights(config: Path, dtype: str, seed: int) -> Iterator[str]:
     """A folder with a checkpoint of random weights for a configuration, gone afterwards: both engines load it."""
     with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
-        loaded = load_random(AutoConfig.from_pretrained(config), dtype=getattr(torch, dtype), seed=seed)
+        loaded = load_random(AutoConfig.from_pretrained(config), dtype=DTYPES[dtype], seed=seed)
         with quiet(progress=False):
             loaded.model.save_pretrained(folder)
         yield folder
@@ -212,7 +212,9 @@ def random_weights(config: Path, dtype: str, seed: int) -> Iterator[str]:
 
 @contextmanager
 def prepared(name: str | None, random_config: Path | None, dtype: str, seed: int) -> Iterator[str]:
-    """The folder, GGUF file or hub name of what is measured."""
+    """The folder, GGUF file or hub name of what is measured. Raises ValueError for a dtype that is none of DTYPES."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype}: give one of {', '.join(DTYPES)}")
     if random_config is None:
         yield model_folder(name)
         return

@@ -90,10 +90,10 @@ class TransformersEngine:
         ids, mask = self._padded(exchanges)
         steps = max(exchange.answer_tokens for exchange in exchanges)
         with torch.inference_mode():
-            out: Tensor = self.model.generate(
-                input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=steps, min_new_tokens=steps
-            )
+            out: Tensor = self.model.generate(input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=steps)
         generated = out[:, ids.shape[1] :].tolist()
+        if len(generated[0]) != steps:
+            raise RuntimeError(f"generate stopped at {len(generated[0])} tokens, {steps} were to come")
         answers = [tokens[: exchange.answer_tokens] for tokens, exchange in zip(generated, exchanges, strict=True)]
         return Run(answers, steps, discarded_tokens=steps * len(answers) - sum(map(len, answers)))
 

@@ -56,7 +56,7 @@ class Range:
             )
 
     def __str__(self) -> str:
-        return f"{self.low} to {self.high}"
+        return str(self.low) if self.low == self.high else f"{self.low} to {self.high}"
 
     def __contains__(self, tokens: int) -> bool:
         return self.low <= tokens <= self.high

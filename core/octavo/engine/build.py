@@ -109,6 +109,11 @@ def _num_blocks(settings: Settings, block_size: int, block_bytes: int, device: D
 def _limits(loaded: LoadedModel, settings: Settings, selection: Selection, num_blocks: int, block_bytes: int) -> Limits:
     spare = selection.capabilities.spare_slots
     capacity = (num_blocks - 1) * selection.block_size - spare
+    if capacity < 2:
+        raise SettingsError(
+            f"the cache has room for {max(num_blocks, 0)} blocks of {selection.block_size} tokens, {block_bytes} bytes "
+            "each, and one is reserved: raise max_batch_total_tokens, or free memory"
+        )
     model_limit = loaded.max_position or capacity
     total = settings.max_total_tokens or min(model_limit, capacity)
     if total > model_limit:
@@ -117,7 +122,6 @@ def _limits(loaded: LoadedModel, settings: Settings, selection: Selection, num_b
         raise SettingsError(reason)
     chunk = settings.max_batch_prefill_tokens
     if not selection.capabilities.prefix_caching:
-        # A prompt cannot be computed in pieces where a query must not start behind older keys.
         chunk = max(chunk, total)
     return Limits(
         max_input_tokens=min(settings.max_input_tokens or total - 1, total - 1),
@@ -126,6 +130,7 @@ def _limits(loaded: LoadedModel, settings: Settings, selection: Selection, num_b
         max_batch_size=settings.max_batch_size,
         waiting_served_ratio=settings.waiting_served_ratio or None,
         max_waiting_tokens=settings.max_waiting_tokens if settings.waiting_served_ratio else None,
+        whole_prompts=not selection.capabilities.prefix_caching,
         spare_slots=spare,
     )
 

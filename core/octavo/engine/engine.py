@@ -81,7 +81,12 @@ class Engine:
         return request.id
 
     def _checked(self, prompt: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        tokens = np.asarray(prompt, dtype=np.int64).reshape(-1)
+        try:
+            tokens = np.asarray(prompt, dtype=np.int64).reshape(-1)
+        except OverflowError:
+            raise RequestRefused(
+                f"a token id of the prompt is far out of the vocabulary of {self.vocab_size}"
+            ) from None
         if not tokens.size:
             raise RequestRefused("the prompt has no tokens: give at least one")
         outside = tokens[(tokens < 0) | (tokens >= self.vocab_size)]
@@ -129,20 +134,21 @@ class Engine:
             request = schedule.rows[wanted.row].request
             request.prompt_reported += wanted.tokens
             outputs[request.id] = self._output(request, prompt=logprobs)
-        due = 0
+        sampling = [row for row in schedule.rows if row.samples]
         for row in schedule.rows:
-            request = row.request
             if not row.samples:
                 self.scheduler.complete(row, None)
+        for due, row in enumerate(sampling):
+            request = row.request
+            if due in result.sampled.failed:
+                outputs[request.id] = self._fail(request, result.sampled.failed[due])
                 continue
-            token = int(result.sampled.token_ids[due])
             output = outputs.setdefault(request.id, self._output(request))
-            output.token_id = token
+            output.token_id = int(result.sampled.token_ids[due])
             self._add_logprobs(output, request.params, result, due)
-            output.finish_reason = self.scheduler.complete(row, token)
+            output.finish_reason = self.scheduler.complete(row, output.token_id)
             if output.finish_reason is not None:
                 self._forget(request, output.finish_reason)
-            due += 1
         return list(outputs.values())
 
     def _output(self, request: Request, prompt: TokenLogprobs | None = None) -> Output:

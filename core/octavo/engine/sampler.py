@@ -8,7 +8,7 @@ not depend on how a sort orders ties, which are common in 16-bit logits, nor on 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,8 @@ class Sampled:
     logprobs: npt.NDArray[np.float32] | None = None
     top_token_ids: list[Integers] | None = None
     top_logprobs: list[npt.NDArray[np.float32]] | None = None
+    failed: dict[int, Exception] = field(default_factory=dict)
+    """Rows whose logits processor raised: their token means nothing."""
 
 
 class Sampler:
@@ -64,13 +66,16 @@ class Sampler:
             raise ValueError(f"{logits.shape[0]} rows of logits for a batch of {len(batch)}: give one row per sequence")
         if batch.argmax_only and not processors:
             return Sampled(logits.argmax(-1).numpy(force=True))
-        scores = _modified(logits, batch, processors)
+        failed: dict[int, Exception] = {}
+        scores = _modified(logits, batch, processors, failed)
         chosen = scores.argmax(-1)
         drawing = np.flatnonzero(batch.temperature > 0)
         if drawing.size:
             index = _tensor(drawing, logits.device)
             chosen[index] = _draw(scores.index_select(0, index), batch, drawing)
-        return _sampled(logits, chosen, batch)
+        sampled = _sampled(logits, chosen, batch)
+        sampled.failed = failed
+        return sampled
 
 
 def prompt_logprobs(logits: Tensor, next_token_ids: Integers, k: int) -> TokenLogprobs:
@@ -112,9 +117,12 @@ def _sampled(logits: Tensor, chosen: Tensor, batch: SamplingBatch) -> Sampled:
 
 
 def _modified(
-    logits: Tensor, batch: SamplingBatch, processors: Sequence[tuple[int, LogitsProcessor, Sequence[int]]]
+    logits: Tensor,
+    batch: SamplingBatch,
+    processors: Sequence[tuple[int, LogitsProcessor, Sequence[int]]],
+    failed: dict[int, Exception],
 ) -> Tensor:
-    """Logits in float32 after biases, bans, penalties and processors; a copy if there are any."""
+    """Logits in float32 after biases, bans, penalties and processors; a copy if there are any. Fills `failed`."""
     if not (batch.biases.rows.size or batch.penalised.size or processors):
         return logits.float()
     scores = logits.to(torch.float32, copy=True)
@@ -123,8 +131,18 @@ def _modified(
     if batch.penalised.size:
         _penalise(scores, batch)
     for row, processor, output_ids in processors:
-        scores[row] = processor(output_ids, scores[row])
+        try:
+            scores[row] = _processed(processor, output_ids, scores[row])
+        except Exception as error:
+            failed[row] = error
     return scores
+
+
+def _processed(processor: LogitsProcessor, output_ids: Sequence[int], logits: Tensor) -> Tensor:
+    processed = processor(output_ids, logits)
+    if processed.shape != logits.shape:
+        raise ValueError(f"{processor!r} returned logits of shape {tuple(processed.shape)}, not {tuple(logits.shape)}")
+    return processed
 
 
 def _penalise(scores: Tensor, batch: SamplingBatch) -> None:

@@ -161,6 +161,7 @@ def _token_id(field: str, value: Any) -> int:
 
 
 _LARGEST = 2**31 - 1
+_MOST = 1024  # of what costs memory for each: sequences, and log-probabilities of a token
 _TOKEN_ID = _Range(0, _LARGEST, "take it from the tokenizer")
 _BIAS = _Range(-100, 100, "-100 all but bans a token, 100 all but forces it")
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
@@ -181,8 +182,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "ignore_eos": _flag,
     "include_stop_text": _flag,
     "skip_special_tokens": _flag,
-    "logprobs": _Range(0, _LARGEST, "None returns none, 0 the chosen token's alone", optional=True).whole,
-    "prompt_logprobs": _Range(0, _LARGEST, "None returns none, 0 the prompt tokens' alone", optional=True).whole,
-    "n": _Range(1, _LARGEST, "1 returns one completion").whole,
-    "best_of": _Range(1, _LARGEST, "None generates the n that are returned and no more", optional=True).whole,
+    "logprobs": _Range(0, _MOST, "None returns none, 0 the chosen token's alone", optional=True).whole,
+    "prompt_logprobs": _Range(0, _MOST, "None returns none, 0 the prompt tokens' alone", optional=True).whole,
+    "n": _Range(1, _MOST, "1 returns one completion").whole,
+    "best_of": _Range(1, _MOST, "None generates the n that are returned and no more", optional=True).whole,
 }

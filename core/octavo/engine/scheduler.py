@@ -9,7 +9,7 @@ The oldest request always runs, and a request that fits the cache alone is the o
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from octavo.engine.request import FinishReason, Request
 from octavo.kv.budget import blocks_for_tokens
 from octavo.kv.manager import KVCacheManager
+from octavo.kv.node import Namespace
 
 _ID = attrgetter("id")
 
@@ -39,6 +40,8 @@ class Limits:
     """While requests decode, newcomers wait until they are this fraction (rounded down) of them; None: never."""
     max_waiting_tokens: int | None = None
     """But no longer than it takes those that run to get this many tokens each; None: without end."""
+    whole_prompts: bool = False
+    """The attention backend cannot start behind older keys: a prompt is computed in one step or not yet."""
     spare_slots: int = 0
     """Slots that the attention backend wants beyond a request's tokens."""
 
@@ -141,26 +144,37 @@ class Scheduler:
 
     def _admit(self, budget: int, decoding: bool) -> Iterator[ScheduledRow]:
         """Newcomers in the order of arrival, as long as tokens, blocks and places last."""
-        if decoding and self._patience():
+        if (decoding and self._patience()) or not self.waiting:
             return
+        leaders = _Leaders(self.kv.block_size, self.running)
         for request in list(self.waiting):
             if budget < 1 or len(self.running) == self.limits.max_batch_size:
                 return
-            if self._awaits(request):
+            if self._awaits(request, leaders):
                 continue
-            spare = self.limits.spare_slots
-            table = request.table = self.kv.admit(request.known, request.namespace, request.uses_cache, spare)
-            count = min(request.length - table.computed, budget)
-            if not (self._has_room(request) and self._grow(request, count)):
-                self._release(request)
+            row = self._admit_one(request, budget)
+            if row is None:
                 return
-            if request.cached_tokens is None:
-                request.cached_tokens = table.computed
-            self.waiting.remove(request)
-            bisect.insort(self.running, request, key=_ID)
-            self._waited = 0
-            budget -= count
-            yield ScheduledRow(request, table.computed, count)
+            leaders.add(request)
+            budget -= row.count
+            yield row
+
+    def _admit_one(self, request: Request, budget: int) -> ScheduledRow | None:
+        """Let it in with its first tokens; None if tokens or blocks do not suffice."""
+        spare = self.limits.spare_slots
+        table = request.table = self.kv.admit(request.known, request.namespace, request.uses_cache, spare)
+        left = request.length - table.computed
+        count = min(left, budget)
+        too_long = self.limits.whole_prompts and count < left
+        if too_long or not (self._has_room(request) and self._grow(request, count)):
+            self._release(request)
+            return None
+        if request.cached_tokens is None:
+            request.cached_tokens = table.computed
+        self.waiting.remove(request)
+        bisect.insort(self.running, request, key=_ID)
+        self._waited = 0
+        return ScheduledRow(request, table.computed, count)
 
     def _patience(self) -> bool:
         """Do newcomers wait a little more, so that those that decode are interrupted less often?"""
@@ -171,21 +185,12 @@ class Scheduler:
         enough = len(self.waiting) >= int(ratio * len(self.running))
         return not enough and (most is None or self._waited < most)
 
-    def _awaits(self, request: Request) -> bool:
+    def _awaits(self, request: Request, leaders: _Leaders) -> bool:
         """Is a longer prefix of it than is cached being computed right now? Then it waits a step and shares it."""
         if not (self.kv.prefix_caching and request.uses_cache):
             return False
-        cached: int | None = None
-        for leader in self.running:
-            if leader.computed >= leader.length - 1 or not leader.uses_cache or leader.namespace != request.namespace:
-                continue
-            shared = _common_prefix(leader.known, request.known[:-1])
-            shared -= shared % self.kv.block_size
-            if shared and cached is None:
-                cached = self.kv.peek(request.known, request.namespace)
-            if cached is not None and shared > cached:
-                return True
-        return False
+        longest = leaders.shared(request)
+        return longest > 0 and longest > self.kv.peek(request.known, request.namespace)
 
     def _has_room(self, request: Request) -> bool:
         """Room for all of it that is known, and a block for everyone's next tokens: else it would soon be preempted."""
@@ -229,10 +234,35 @@ class Scheduler:
         return reason
 
 
+class _Leaders:
+    """Requests whose prompts are being computed, found by their first block: less than a block is not waited for."""
+
+    def __init__(self, block_size: int, running: Iterable[Request]) -> None:
+        self._block_size = block_size
+        self._by_first_block: dict[tuple[Namespace, bytes], list[Request]] = {}
+        for request in running:
+            self.add(request)
+
+    def add(self, request: Request) -> None:
+        """It runs; one that decodes has nothing left to wait for."""
+        if request.uses_cache and request.computed < request.length - 1:
+            self._by_first_block.setdefault(self._key(request), []).append(request)
+
+    def shared(self, request: Request) -> int:
+        """Tokens of the longest run of full blocks that it shares with one of them; its last token is not shared."""
+        mine = request.known[:-1]
+        alike = self._by_first_block.get(self._key(request), ())
+        longest = max((_common_prefix(leader.known, mine) for leader in alike), default=0)
+        return longest - longest % self._block_size
+
+    def _key(self, request: Request) -> tuple[Namespace, bytes]:
+        return request.namespace, request.known[: self._block_size].tobytes()
+
+
 def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
     """How many leading tokens are equal."""
     length = min(len(a), len(b))
-    if not length or a[0] != b[0]:
+    if not length:
         return 0
     differ = a[:length] != b[:length]
     first = int(differ.argmax())

@@ -158,7 +158,7 @@ def _check(axes: str, bare: list[str], packed: list[str], inner: int) -> None:
         raise ValueError(f'axis {at_fault} in "{axes}"' if inner <= 1 else f'axis x stands {inner} times in "{axes}"')
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AxesLayout(KVCacheLayout):
     """A layout whose every operation follows from the order of its axes. Equal layouts are interchangeable."""
 
@@ -167,6 +167,16 @@ class AxesLayout(KVCacheLayout):
     dtype: torch.dtype
     key_order: _Order
     value_order: _Order
+
+    def __eq__(self, other: object) -> bool:
+        """Do both put every element in the same place? How fast they write it is their own affair."""
+        return isinstance(other, AxesLayout) and self._places() == other._places()
+
+    def __hash__(self) -> int:
+        return hash(self._places())
+
+    def _places(self) -> tuple[Any, ...]:
+        return self.layers, self.block_size, self.dtype, self.key_order, self.value_order
 
     @property
     def kv_heads(self) -> int:

@@ -59,13 +59,16 @@ class MergedLinear:
         self.linear = PackedLinear(weight, torch.cat(biases) if biases else None)
         self._input: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
+        self._left = 0
 
     def part(self, index: int, x: Tensor) -> Tensor:
-        """Projection `index` of x. A model may ask in any order: only a new input is computed."""
+        """Projection `index` of x. Each part of an input is asked for once, in any order: then nothing is held."""
         if self._input is not x:
             self._input, self._parts = x, self.linear(x).split(self.sizes, dim=-1)
+            self._left = len(self.sizes)
         part = self._parts[index]
-        if index == len(self.sizes) - 1:
+        self._left -= 1
+        if not self._left:
             self._input, self._parts = None, ()
         return part
 
@@ -83,8 +86,13 @@ class MergedPart(nn.Module):
 
 
 def pack(model: nn.Module) -> int:
-    """Replace the linear layers of a float32 model on a CPU by packed ones; says how many. Their weights are let go."""
+    """Replace the linear layers of a float32 model on a CPU by packed ones; says how many.
+
+    Their own weights are let go, but for one that an embedding shares: that one is held twice.
+    """
     replaced = 0
+    if not torch.backends.mkldnn.is_available():
+        return replaced
     for parent in list(model.modules()):
         for names in SIBLINGS:
             linears = [getattr(parent, name, None) for name in names]

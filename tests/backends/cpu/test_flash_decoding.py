@@ -127,24 +127,39 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
-    build.load.cache_clear()
+    build._load.cache_clear()
     try:
         with pytest.raises(RuntimeError, match="this compiler is broken"):
             build.load()
+        assert "this compiler is broken" in (FlashDecodingBackend.probe(CPU()) or "")
     finally:
-        build.load.cache_clear()
-    assert not list((tmp_path / "cache" / "kernels").iterdir())
+        build._load.cache_clear()
+    assert [left.suffix for left in (tmp_path / "cache" / "kernels").iterdir()] == [".failed"]
+
+
+def test_a_library_that_others_may_write_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    build._load.cache_clear()
+    try:
+        build.load()
+        (library,) = (tmp_path / "kernels").iterdir()
+        library.chmod(0o777)
+        build._load.cache_clear()
+        with pytest.raises(RuntimeError, match="others may write it"):
+            build.load()
+    finally:
+        build._load.cache_clear()
 
 
 def test_the_library_is_built_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
-    build.load.cache_clear()
+    build._load.cache_clear()
     try:
         build.load()
         (library,) = (tmp_path / "kernels").iterdir()
         built = library.stat().st_mtime_ns
-        build.load.cache_clear()
+        build._load.cache_clear()
         build.load()
         assert library.stat().st_mtime_ns == built
     finally:
-        build.load.cache_clear()
+        build._load.cache_clear()
