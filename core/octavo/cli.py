@@ -55,7 +55,7 @@ def bad_input_is_told() -> Iterator[None]:
     """What the user can mend is a message and exit status 2."""
     try:
         yield
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError) as error:
         typer.echo(f"octavo: {error}", err=True)
         raise typer.Exit(2) from None
 
@@ -255,4 +255,5 @@ def bench(context: typer.Context) -> None:
     """Measure: throughput, waste, ... (octavo bench --help)."""
     from octavo.bench.cli import app as benchmarks
 
-    benchmarks(context.args, prog_name="octavo bench")
+    with bad_input_is_told():
+        benchmarks(context.args, prog_name="octavo bench")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -156,26 +157,39 @@ class Generation:
 
 @dataclass(slots=True)
 class Session:
-    """Everybody who waits for the engine in this process: whoever steps it delivers what the others wait for."""
+    """Everybody who waits for the engine in this process, from any thread: whoever steps it delivers to all."""
 
     engine: Engine
     owners: dict[int, Generation] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    """Held by whoever touches the engine or a generation."""
 
     def submit(self, generation: Generation, processors: Sequence[LogitsProcessor] = ()) -> None:
         """Queue a prompt. Raises RequestRefused if the engine can never serve it; then nothing of it is queued."""
-        generation.submit(self.engine, processors)
-        self.owners |= dict.fromkeys(generation.sequences, generation)
+        with self.lock:
+            generation.submit(self.engine, processors)
+            self.owners |= dict.fromkeys(generation.sequences, generation)
 
     def next(self, generation: Generation) -> StreamedToken | None:
         """Its next token, stepping the engine as long as there is none; None when all its sequences have ended."""
-        while not generation.arrived:
-            if not generation.sequences:
-                return None
-            self.step()
-        return generation.arrived.popleft()
+        while True:
+            with self.lock:
+                if generation.arrived:
+                    return generation.arrived.popleft()
+                if not generation.sequences:
+                    return None
+                self._step()
 
-    def step(self) -> None:
-        """Run one step and deliver what it brought."""
+    def advance(self, generations: Sequence[Generation]) -> list[StreamedToken] | None:
+        """What came for them since, after one more step if they wait for one; None when all of them have ended."""
+        with self.lock:
+            running = any(generation.sequences for generation in generations)
+            if running:
+                self._step()
+            arrived = [token for generation in generations for token in generation.take_arrived()]
+        return arrived if running or arrived else None
+
+    def _step(self) -> None:
         outputs = self.engine.step()
         if not outputs and not self.engine.scheduler.running:
             raise RuntimeError("the engine has nothing to run, and requests that wait for it: please report this")
@@ -187,9 +201,11 @@ class Session:
 
     def abandon(self, generation: Generation) -> None:
         """Take what still runs of it out of the engine; its blocks are free at once."""
-        for request_id in list(generation.sequences):
-            self.engine.cancel(request_id)
-            del generation.sequences[request_id], self.owners[request_id]
+        with self.lock:
+            for request_id in list(generation.sequences):
+                self.engine.cancel(request_id)
+                del generation.sequences[request_id]
+                self.owners.pop(request_id, None)
 
 
 class TokenStream(Iterator[StreamedToken]):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence, Set
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from octavo.attention.select import choose, choose_device
@@ -23,10 +25,12 @@ from octavo.plugins import plugins as installed_plugins
 from octavo.settings import Settings
 
 Prompt = str | Sequence[int]
+"""A text, or token ids."""
+Prompts = Prompt | Sequence[Prompt]
 
 
 class LLM:
-    """Serves one model in this process. Not for use from several threads at once."""
+    """Serves one model in this process. Threads may share it: their requests run in the same batches."""
 
     def __init__(
         self,
@@ -61,7 +65,7 @@ class LLM:
             device=device.torch_device,
             revision=self.settings.revision,
             trust_remote_code=self.settings.trust_remote_code,
-            progress=progress,
+            progress=progress and sys.stderr.isatty(),
         )
         self.tokenizer = loaded.tokenizer
         built = build_engine(loaded, device, self.settings, self.plugins)
@@ -70,7 +74,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
@@ -88,13 +92,11 @@ class LLM:
             TimeRemainingColumn(),
             TextColumn("{task.fields[tokens]} tokens"),
         )
-        with Progress(*columns, disable=not progress, transient=True) as bar:
+        with Progress(*columns, console=Console(stderr=True), disable=not progress, transient=True) as bar:
             task = bar.add_task("generating", total=total, tokens=0)
             tokens = 0
             try:
-                while any(generation.sequences for generation in generations):
-                    self._session.step()
-                    arrived = [token for generation in generations for token in generation.take_arrived()]
+                while (arrived := self._session.advance(generations)) is not None:
                     tokens += len(arrived)
                     ended = sum(token.finish_reason is not None for token in arrived)
                     bar.update(task, advance=ended, tokens=tokens)
@@ -116,17 +118,10 @@ class LLM:
         return TokenStream(self._session, generation)
 
     def _generations(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        streaming: bool,
+        self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None, streaming: bool
     ) -> list[Generation]:
-        listed: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
-        each = (
-            [params or SamplingParams()] * len(listed)
-            if params is None or isinstance(params, SamplingParams)
-            else params
-        )
+        listed = _listed(prompts)
+        each = [params or SamplingParams()] * len(listed) if isinstance(params, SamplingParams | None) else list(params)
         if len(each) != len(listed):
             raise ValueError(
                 f"{len(listed)} prompts and {len(each)} sampling parameters: give one for all, or one for each"
@@ -134,11 +129,11 @@ class LLM:
         generations: list[Generation] = []
         try:
             for number, (prompt, wanted) in enumerate(zip(listed, each, strict=True)):
-                generation = self._generation(prompt, wanted, streaming)
-                generations.append(generation)
                 try:
+                    generation = self._generation(prompt, wanted, streaming)
+                    generations.append(generation)
                     self._session.submit(generation, self.plugins.logits_processors(wanted, self.tokenizer))
-                except RequestRefused as error:
+                except ValueError as error:
                     raise RequestRefused(f"prompt {number}: {error}") from None
         except BaseException:
             self._abandon(generations)
@@ -149,29 +144,45 @@ class LLM:
         for generation in generations:
             self._session.abandon(generation)
 
-    def _generation(self, prompt: Prompt, params: SamplingParams, streaming: bool) -> Generation:
+    def _generation(self, prompt: object, params: object, streaming: bool) -> Generation:
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"{params!r} are no sampling parameters: give SamplingParams(...)")
         if isinstance(prompt, str):
             output = RequestOutput(prompt, self.encode(prompt), [])
         else:
-            output = RequestOutput(None, [_token(number) for number in prompt], [])
+            output = RequestOutput(None, _token_ids(prompt), [])
         return Generation(output, params, self.tokenizer, streaming)
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a prompt. Raises ValueError where the model has no tokenizer."""
         if self.tokenizer is None:
             raise ValueError("this model has no tokenizer: give the prompt as token ids")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"character {error.start} of the prompt is half of a surrogate pair: {error.reason}"
+            ) from None
         ids: list[int] = self.tokenizer(text)["input_ids"]
         return ids
 
 
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+def _listed(prompts: object) -> list[object]:
+    """One prompt or several, as a list of prompts that are still to be looked at."""
+    if isinstance(prompts, str | bytes | Mapping | Set) or not isinstance(prompts, Iterable):
+        return [prompts]
+    several = list(prompts)
+    return [several] if several and isinstance(several[0], Integral) else several
 
 
-def _token(number: object) -> int:
-    if not isinstance(number, Integral):
-        raise ValueError(f"{number!r} of a prompt is not a token id: a prompt is a text, or a list of whole numbers")
-    return int(number)
+def _token_ids(prompt: object) -> list[int]:
+    """A prompt that is no text. Raises ValueError unless it is a list of whole numbers."""
+    numbers = (
+        None if isinstance(prompt, str | bytes | Mapping | Set) or not isinstance(prompt, Iterable) else list(prompt)
+    )
+    if numbers is None or any(isinstance(number, bool) or not isinstance(number, Integral) for number in numbers):
+        raise ValueError(f"{prompt!r} is neither a text nor a list of token ids")
+    return [int(number) for number in numbers]
 
 
 def _dtype(name: str, device: str) -> torch.dtype | str:

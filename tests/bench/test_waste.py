@@ -34,10 +34,10 @@ def test_contiguous() -> None:
 
 
 def test_up_front() -> None:
-    """2 + 3 - 1 slots are 2 blocks of 2; of the cache's 5 blocks one is nobody's, so that two requests fit."""
-    tally = up_front(THREE, cache(10), block_size=2)
+    """2 + 3 - 1 slots are 2 blocks of 2; of the cache's 6 blocks one is nobody's, so that two requests fit."""
+    tally = up_front(THREE, cache(12), block_size=2)
     assert (counted(tally), tally.steps) == ([(0.5, 4, 2), (0.25, 6, 2)], 4)
-    assert up_front(THREE, cache(14), block_size=2).steps == 2, "three fit into 6 blocks"
+    assert up_front(THREE, cache(14), block_size=2).steps == 2, "three fit into 6 others"
 
 
 def test_octavo() -> None:
@@ -58,6 +58,12 @@ def test_octavo_preempts_and_counts_what_it_computes_again() -> None:
     served = octavo([Exchange([1], 3), Exchange([2], 3)], cache(5), block_size=1)
     assert (counted(served.tally), served.tally.steps) == ([(0.0, 3, 1)], 4)
     assert (served.preemptions, served.recomputed_tokens) == (1, 1)
+
+
+def test_octavo_computes_a_shared_prompt_once() -> None:
+    """All of it but the last token, which is always computed."""
+    served = octavo([Exchange(range(5), 1), Exchange(range(5), 2)], cache(64), block_size=2)
+    assert (served.cached_tokens, served.recomputed_tokens) == (4, 0)
 
 
 def test_a_cache_for_all_is_an_error() -> None:

@@ -50,6 +50,12 @@ def test_without_sharegpt_lengths_are_drawn(tiny: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_sharegpt")
+def test_a_range_may_be_one_length(tiny: Path) -> None:
+    exchanges = source(tiny).generation(9, Range(64, 64), Range(128, 128), seed=0)
+    assert {(len(exchange.prompt), exchange.answer_tokens) for exchange in exchanges} == {(64, 128)}
+
+
+@pytest.mark.usefixtures("no_sharegpt")
 def test_drawn_lengths_are_log_normal(tiny: Path) -> None:
     exchanges = source(tiny).conversations(4000, Range(1, 10**6), longest_answer=10**6, seed=0)
     logarithms = [math.log(len(exchange.prompt)) for exchange in exchanges]

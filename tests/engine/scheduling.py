@@ -197,3 +197,17 @@ class Before:
     def __init__(self, request: Request, ran: bool) -> None:
         self.request, self.ran = request, ran
         self.left = request.length - request.computed
+
+
+def prompt_of(length: int, start: int = 0) -> list[int]:
+    """A prompt that begins like no other with another start."""
+    return [start % VOCABULARY, *[(7 * start + index) % VOCABULARY for index in range(1, length)]]
+
+
+def settle(bench: Bench) -> None:
+    """Let all requests end, and see that each block is free or cached."""
+    bench.drain()
+    stats = bench.kv.stats()
+    assert stats.free + stats.cached == stats.total
+    bench.kv.reset()
+    assert bench.kv.stats().free == stats.total

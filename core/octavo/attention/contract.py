@@ -195,7 +195,10 @@ class AttentionBackend(ABC):
         `sinks`: [layers, heads] float32, given when `spec.sinks`. Raises ValueError on an option that it does not know.
         """
         if options:
-            raise ValueError(f"{self.qualified_name()} takes no options, got {', '.join(sorted(options))}")
+            raise ValueError(
+                f"{self.qualified_name()} takes no such option: {', '.join(sorted(options))}. "
+                "Name the backend that does with ATTENTION"
+            )
         self.spec = spec
         self.block_size = block_size
         self.device = device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -20,7 +20,7 @@ from octavo.bench.workload import Exchange, Range, Source, model_folder
 from octavo.models.load import load_random
 from octavo.models.quiet import quiet
 
-OCTAVO, PEER = "octavo", "transformers"
+OCTAVO, COMPILED, PEER = "octavo", "octavo, compiled", "transformers"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SHOWN_SHARE = 0.005
 """Of the run: operators with less are left out of a profile."""
@@ -56,6 +56,8 @@ class Options:
     dtype: str = "float32"
     attention: str | None = None
     block_size: int | None = None
+    compile: bool = False
+    """Measure octavo with COMPILE=1 as well, in turn."""
     threads: int | None = None
     repeats: int = 3
     peer: bool = True
@@ -69,6 +71,7 @@ class Turns:
     load: Load
     octavo: list[Measurement]
     peer: list[Measurement]
+    compiled: list[Measurement] = field(default_factory=list)
     profile: Measurement | None = None
 
 
@@ -91,8 +94,8 @@ def run(options: Options, say: Callable[[str], None]) -> tuple[Report, Report | 
 
 
 def _take_turns(options: Options, load: Load, exchanges: list[Exchange], say: Callable[[str], None]) -> Turns:
-    engines = (PEER, OCTAVO) if options.peer else (OCTAVO,)
-    taken: dict[str, list[Measurement]] = {OCTAVO: [], PEER: []}
+    engines = ((PEER,) if options.peer else ()) + (OCTAVO,) + ((COMPILED,) if options.compile else ())
+    taken: dict[str, list[Measurement]] = {OCTAVO: [], PEER: [], COMPILED: []}
     for turn in range(options.repeats):
         for engine in engines:
             say(f"{load.requests} requests, {turn + 1} of {options.repeats}: {engine}")
@@ -101,16 +104,17 @@ def _take_turns(options: Options, load: Load, exchanges: list[Exchange], say: Ca
     if options.profile:
         say(f"{load.requests} requests: profile")
         profile = measure(_job(options, OCTAVO, exchanges, profile=True), options.threads)
-    return Turns(load, taken[OCTAVO], taken[PEER], profile)
+    return Turns(load, taken[OCTAVO], taken[PEER], taken[COMPILED], profile)
 
 
 def _job(options: Options, engine: str, exchanges: list[Exchange], profile: bool = False) -> Job:
     return Job(
-        engine=engine,
+        engine=PEER if engine == PEER else OCTAVO,
         model=options.model,
         dtype=options.dtype,
         attention=options.attention,
         block_size=options.block_size,
+        compile=engine == COMPILED,
         exchanges=exchanges,
         profile=profile,
     )
@@ -134,6 +138,8 @@ def _workload(options: Options, source: Source, measured: Measurement) -> dict[s
 def throughput_rows(turns: Turns, exchanges: Sequence[Exchange]) -> list[dict[str, Fact]]:
     """A row for each engine that ran."""
     rows = [_row(OCTAVO, turns.octavo, turns, exchanges)]
+    if turns.compiled:
+        rows.append(_row(COMPILED, turns.compiled, turns, exchanges))
     return [_row(PEER, turns.peer, turns, exchanges), *rows] if turns.peer else rows
 
 
@@ -154,7 +160,7 @@ def _row(engine: str, measured: list[Measurement], turns: Turns, exchanges: Sequ
         "peak_memory_mb": round(max(each.peak_memory_bytes for each in measured) / 1e6),
         "backend": first.backend,
         "block_size_tokens": first.block_size,
-        "identical_requests": identical(first, turns.peer[0]) if turns.peer and engine == OCTAVO else None,
+        "identical_requests": identical(first, turns.peer[0]) if turns.peer and engine != PEER else None,
     }
 
 

@@ -41,7 +41,10 @@ class OctavoEngine:
     """octavo as its users call it."""
 
     def __init__(self, job: Job) -> None:
-        self.llm = LLM(job.model, attention=job.attention, dtype=job.dtype, block_size=job.block_size, progress=False)
+        self.llm = LLM(
+            job.model, attention=job.attention, dtype=job.dtype, block_size=job.block_size, compile=job.compile,
+            progress=False,
+        )  # fmt: skip
         self.backend = self.llm.selection.name
         self.block_size: int | None = self.llm.selection.block_size
         self.device = self.llm.selection.device

@@ -68,6 +68,7 @@ class Engine:
     ) -> int:
         """Queue one sequence and return its id. Raises RequestRefused, with the numbers, if it can never be served."""
         tokens = self._checked(prompt)
+        self._check_ids(params)
         limits = self.scheduler.limits
         capacity = (self.scheduler.kv.pool.num_blocks - 1) * self.scheduler.kv.block_size - limits.spare_slots
         longest = max(min(limits.max_total_tokens, capacity), len(tokens) + 1)
@@ -95,6 +96,14 @@ class Engine:
                 f"token id {outside[0]} of the prompt is not in the vocabulary: 0 to {self.vocab_size - 1}"
             )
         return tokens.astype(np.int32)
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        for name in ("logit_bias", "stop_token_ids"):
+            outside = [token for token in getattr(params, name) if token >= self.vocab_size]
+            if outside:
+                raise RequestRefused(
+                    f"{name} has token id {outside[0]}, which is not in the vocabulary: 0 to {self.vocab_size - 1}"
+                )
 
     def cancel(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Forget a request; its blocks are free at once. An id that is unknown, or already ended, is no error."""

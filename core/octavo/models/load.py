@@ -1,12 +1,14 @@
 """Loading a model: from a folder, a GGUF file, a hub name, or random weights for a configuration."""
 
 import re
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -74,14 +76,17 @@ def load(
 
     `dtype` is that of the weights, `auto` the checkpoint's own (float32 for GGUF, whose quantized weights are made
     dense). `attention` names an entry of transformers' attention interface.
-    Raises `ModelNotFound`, or `UnsupportedModel` before any weight is read.
+    Raises `ModelNotFound`, `UnsupportedModel` before any weight is read, or ValueError for a damaged file.
     """
     source = _find(model, {"revision": revision, "trust_remote_code": trust_remote_code})
-    with quiet(progress=progress, hide_stderr=source.gguf_file is not None):
-        config = _read_config(source)
-        _refuse_unsupported(config, source)
-        tokenizer, ends = _read_tokenizer(source)
-        loaded = _read_weights(source, config, torch.device(device), dtype=dtype, attn_implementation=attention)
+    try:
+        with quiet(progress=progress, hide_stderr=source.gguf_file is not None):
+            config = _read_config(source)
+            _refuse_unsupported(config, source)
+            tokenizer, ends = _read_tokenizer(source)
+            loaded = _read_weights(source, config, torch.device(device), dtype=dtype, attn_implementation=attention)
+    except (SafetensorError, struct.error) as error:
+        raise ValueError(f"{model} cannot be read: {error}; the file is damaged, fetch it again") from error
     return _describe(loaded, tokenizer, ends, str(model))
 
 
