@@ -11,8 +11,6 @@ BIN := .venv/bin
 TEXT := Lisbon is the capital of Portugal, Madrid of Spain, Paris of France, Rome of Italy, Vienna of Austria, Athens of \
 	Greece, Oslo of Norway, Helsinki of Finland and Warsaw of Poland.
 
-# Idle OpenMP threads that spin take the cores from the ones that work, on a machine with few of them.
-export OMP_WAIT_POLICY ?= PASSIVE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
@@ -33,10 +31,11 @@ demo: .venv/octavo
 	    "$(TEXT) What is the capital of Greece?" \
 	    "$(TEXT) Which country's capital is Oslo?"
 
-# One torch thread: the tests' tensors are small, and two threads on them only wait for each other.
+# One torch thread: the tests' tensors are small, and two threads on them only wait for each other. Where a test starts more,
+# idle ones sleep: those that spin take the cores from the ones that work.
 test: .venv/octavo-dev
 	@echo "==> Running the tests"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: .venv/octavo-dev
 	@echo "==> ruff"

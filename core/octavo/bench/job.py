@@ -73,13 +73,13 @@ class EngineFailed(ChildProcessError):
 def measure(job: Job, threads: int | None = None) -> Measurement:
     """Run a job in a fresh process, so that memory is its own and nothing is warm but what it warmed.
 
-    Raises EngineFailed. Idle OpenMP threads sleep in it: on a busy machine those that spin take the cores from those
-    that work, and the result is ten times slower than it should be, whatever the engine.
+    Raises EngineFailed. Its environment is this process's: on a busy machine set OMP_WAIT_POLICY=PASSIVE, or OpenMP
+    threads that spin take the cores from those that work, whatever the engine.
     """
     with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
         question, answer = Path(folder) / "job.json", Path(folder) / "measurement.json"
         question.write_bytes(msgspec.json.encode(job))
-        variables = ["OMP_WAIT_POLICY=PASSIVE", *([f"OMP_NUM_THREADS={threads}"] if threads else [])]
+        variables = [f"OMP_NUM_THREADS={threads}"] if threads else []
         command = ["env", *variables, sys.executable, "-m", "octavo.bench.worker", str(question), str(answer)]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode or not answer.exists():

@@ -131,7 +131,6 @@ def _workload(options: Options, source: Source, measured: Measurement) -> dict[s
         "device": measured.device,
         "threads": measured.threads,
         "instructions": measured.instructions,
-        "OMP_WAIT_POLICY": "PASSIVE",
     }
 
 
