@@ -54,7 +54,7 @@ def test_everyone_counts_on(
 ) -> None:
     """In two turns: the second goes on from the first one's answer, in the middle of a block that is cached."""
     mode = Mode(
-        block_size=block_size, chunk=chunk, prefix_caching=True, arrival="", cache_tokens=704, attention=attention
+        block_size=block_size, chunk=chunk, prefix_caching=True, arrival="", cache_tokens=960, attention=attention
     )
     engine = build(counter, mode).engine
     chance = random.Random(block_size)
