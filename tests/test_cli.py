@@ -163,7 +163,7 @@ def test_generate_as_json(counting: Path) -> None:
     assert [answer["prompt"] for answer in report["answers"]] == ["7 8 9", "100 101"]
     assert [answer["finish_reason"] for answer in report["answers"]] == ["length", "length"]
     assert (report["generated_tokens"], report["prompt_tokens"], report["cached_tokens"]) == (10, 5, 0)
-    assert report["backend"].startswith("attention any/reference on cpu, blocks of ")
+    assert report["backend"].startswith("attention cpu/flashdecoding on cpu, blocks of ")
 
 
 def test_generate_as_text(counting: Path) -> None:

@@ -57,7 +57,7 @@ def test_it_is_found_chosen_and_made(installed: Path) -> None:
 
 
 def test_it_is_left_alone_until_it_is_asked_for(installed: Path) -> None:
-    assert choose([spec()], CPU(), plugins=Plugins()).name == "any/reference"
+    assert choose([spec()], CPU(), plugins=Plugins()).name == "cpu/flashdecoding"
 
 
 def test_it_is_listed(installed: Path) -> None:

@@ -31,8 +31,8 @@ def lengths() -> list[int]:
     return [*chosen[: COUNT - 1], chosen[2]]
 
 
-ROOM = sum(256 * blocks_for_tokens(length + TOKENS, 256) for length in lengths())
-"""Tokens that a cache must hold to forget nothing."""
+ROOM = 2 * sum(256 * blocks_for_tokens(length + TOKENS, 256) for length in lengths())
+"""Tokens that a cache must hold to forget nothing: what was computed, and the copies in which it is continued."""
 TIGHT = LONGEST + TOKENS + 316
 PLAIN = Mode(block_size=16, chunk=None, prefix_caching=True, arrival="at once", cache_tokens=ROOM)
 WAYS = {

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from octavo.engine.sampling_params import SamplingParams
 
 LARGEST = 2**31 - 1
+MOST = 1024
 INTEGERS: dict[str, tuple[int, int]] = {
     "max_tokens": (1, LARGEST),
     "min_tokens": (0, LARGEST),
     "top_k": (0, LARGEST),
     "seed": (-(2**63), 2**64 - 1),
-    "logprobs": (0, LARGEST),
-    "prompt_logprobs": (0, LARGEST),
-    "n": (1, LARGEST),
-    "best_of": (1, LARGEST),
+    "logprobs": (0, MOST),
+    "prompt_logprobs": (0, MOST),
+    "n": (1, MOST),
+    "best_of": (1, MOST),
 }
 NUMBERS: dict[str, tuple[float, float]] = {
     "temperature": (0, 100),

@@ -84,8 +84,7 @@ class FlashDecodingBackend(ReferenceBackend):
         sinks: Tensor | None = None,
     ) -> None:
         """Builds the kernel if this machine has not yet. Raises RuntimeError with the compiler's words."""
-        if options:
-            raise ValueError(f"{self.qualified_name()} takes no options, got {', '.join(sorted(options))}")
+        self.refuse(options or {})
         self._kernel = build.load()
         super().__init__(spec, block_size, device, None, sinks)
 

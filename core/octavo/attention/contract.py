@@ -194,11 +194,7 @@ class AttentionBackend(ABC):
         `options` are the user's `ATTENTION_OPTIONS`; a backend that takes some checks them before it calls this.
         `sinks`: [layers, heads] float32, given when `spec.sinks`. Raises ValueError on an option that it does not know.
         """
-        if options:
-            raise ValueError(
-                f"{self.qualified_name()} takes no such option: {', '.join(sorted(options))}. "
-                "Name the backend that does with ATTENTION"
-            )
+        self.refuse(options or {})
         self.spec = spec
         self.block_size = block_size
         self.device = device
@@ -209,6 +205,15 @@ class AttentionBackend(ABC):
     def qualified_name(cls) -> str:
         """`platform/name`, which no other backend has."""
         return f"{cls.platform}/{cls.name}"
+
+    @classmethod
+    def refuse(cls, options: Mapping[str, Any]) -> None:
+        """Raise ValueError if any option is left that the backend does not know."""
+        if options:
+            raise ValueError(
+                f"{cls.qualified_name()} takes no such option: {', '.join(sorted(options))}. "
+                "Name the backend that does with ATTENTION"
+            )
 
     @classmethod
     def probe(cls, device: Device) -> str | None:
