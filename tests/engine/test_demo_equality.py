@@ -27,30 +27,41 @@ def lengths() -> list[int]:
     """From 1 to 900 tokens, short prompts more often than long ones."""
     chance = random.Random(0)
     chosen = [LONGEST, 1, 256, 16, 17, 64]
-    chosen += [round(LONGEST ** (chance.random() ** 1.3)) for _ in range(COUNT - len(chosen))]
+    chosen += [round(LONGEST ** (chance.random() ** 1.8)) for _ in range(COUNT - len(chosen))]
     return [*chosen[: COUNT - 1], chosen[2]]
 
 
-ROOM = 2 * sum(256 * blocks_for_tokens(length + TOKENS, 256) for length in lengths())
-"""Tokens that a cache must hold to forget nothing: what was computed, and the copies in which it is continued."""
+def room(block_size: int) -> int:
+    """Tokens that a cache must hold to forget nothing: all answers, and those of the second time beside them."""
+    again = [2 * blocks_for_tokens(length + TOKENS, block_size) - length // block_size for length in lengths()]
+    return block_size * sum(again)
+
+
+def roomy(block_size: int, **others: Any) -> Mode:
+    """Everything is submitted at once, and cached."""
+    plain = Mode(
+        block_size=block_size, chunk=None, prefix_caching=True, arrival="at once", cache_tokens=room(block_size)
+    )
+    return replace(plain, **others)
+
+
 TIGHT = LONGEST + TOKENS + 316
-PLAIN = Mode(block_size=16, chunk=None, prefix_caching=True, arrival="at once", cache_tokens=ROOM)
-WAYS = {
-    "at once": PLAIN,
-    "random arrival": replace(PLAIN, arrival="random"),
-    "chunks of 32": replace(PLAIN, chunk=32),
-    "preempted": replace(PLAIN, cache_tokens=TIGHT),
-    "no prefix caching": replace(PLAIN, prefix_caching=False),
-    "all but the room": replace(PLAIN, arrival="random", chunk=32, prefix_caching=False, attention="reference"),
-}
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"arrival": "random"},
+    {"chunk": 32},
+    {"cache_tokens": TIGHT},
+    {"prefix_caching": False},
+    {"arrival": "random", "chunk": 32, "prefix_caching": False, "attention": "reference"},
+]
 MODES = (
-    [replace(way, block_size=size) for way in WAYS.values() for size in (1, 16, 64, 256)]
+    [roomy(size, **way) for way in WAYS for size in (1, 16, 64, 256)]
     if os.environ.get("OCTAVO_FULL_MATRIX") == "1"
     else [
-        PLAIN,
-        replace(PLAIN, block_size=64, chunk=32, prefix_caching=False, arrival="random"),
-        replace(PLAIN, block_size=1, cache_tokens=TIGHT),
-        replace(PLAIN, block_size=256, attention="reference"),
+        roomy(16),
+        roomy(64, chunk=32, prefix_caching=False, arrival="random"),
+        roomy(1, cache_tokens=TIGHT),
+        roomy(256),
     ]
 )
 
@@ -84,7 +95,9 @@ def reference(demo_model_path: Path) -> Reference:
     prompts = demo_prompts(demo_model_path)
     answers: list[list[int]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-    for batch in (order[start : start + 8] for start in range(0, len(order), 8)):
+    while order:
+        size = max(8, len(order) // 2)  # the short ones, of which there are many, in few batches
+        batch, order = order[:size], order[size:]
         longest = max(len(prompts[number]) for number in batch)
         padding = [longest - len(prompts[number]) for number in batch]
         ids = torch.tensor([[0] * pad + prompts[number] for pad, number in zip(padding, batch, strict=True)])
