@@ -1,5 +1,6 @@
-"""What every test shares: one torch thread, and the demo model."""
+"""What every test shares: one torch thread, models that run uncompiled unless a test says otherwise, the demo model."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from octavo.models.demo import demo_model
 
 torch.set_num_threads(1)
+os.environ.setdefault("COMPILE", "0")
 
 
 @pytest.fixture(scope="session")

@@ -50,6 +50,16 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
 
 
+def cache_folder() -> Path:
+    """The setting `octavo_cache`, for what is needed before there are settings."""
+    return Path(os.environ.get("OCTAVO_CACHE") or _cache_folder()).expanduser()
+
+
+def named_compiler() -> str | None:
+    """The C++ compiler that the user prefers, by the usual variable."""
+    return os.environ.get("CXX")
+
+
 class Settings(BaseSettings):
     """All settings; an argument that is None counts as not given. Raises `SettingsError`."""
 
@@ -78,9 +88,10 @@ class Settings(BaseSettings):
         {},
         description="Options of the attention backend, a JSON object.",
     )
-    compile: bool = Field(
-        False,
-        description="Compile the model's layers: faster steps for a slower start. Needs a C++ compiler.",
+    compile: bool | None = Field(
+        None,
+        description="Compile the model: faster steps, for a start that takes seconds longer. Needs a C++ compiler. "
+        "Unset: on a CPU, where there is one and the model can be compiled.",
     )
     block_size: PositiveInt | None = Field(
         None,

@@ -35,6 +35,7 @@ class Mode:
     """"at once", or "random": some come, some steps run, more come."""
     cache_tokens: int
     attention: str | None = None
+    compile: bool = False
 
     @property
     def tight(self) -> bool:
@@ -49,12 +50,13 @@ class Mode:
         chunk = "whole" if self.chunk is None else f"chunks-{self.chunk}"
         return "-".join(
             [f"bs{self.block_size}", chunk, prefix, self.arrival.replace(" ", "-"), room, str(self.attention)]
+            + ["compiled"] * self.compile
         )
 
 
 def pairs_left_out(modes: Sequence[Mode]) -> list[tuple[str, Any, str, Any]]:
     """Pairs of values, of those that some mode has, that no single mode has together."""
-    names = ["block_size", "chunk", "prefix_caching", "arrival", "tight", "attention"]
+    names = ["block_size", "chunk", "prefix_caching", "arrival", "tight", "attention", "compile"]
     values = {name: list(dict.fromkeys(getattr(mode, name) for mode in modes)) for name in names}
     return [
         (a, left, b, right)
@@ -138,6 +140,7 @@ def build(folder: Path, mode: Mode) -> LLM:
     llm = LLM(
         folder,
         attention=mode.attention,
+        compile=mode.compile,
         block_size=mode.block_size,
         prefix_caching=mode.prefix_caching,
         max_batch_total_tokens=mode.cache_tokens,

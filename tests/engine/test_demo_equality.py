@@ -40,7 +40,12 @@ def room(block_size: int) -> int:
 def roomy(block_size: int, **others: Any) -> Mode:
     """Everything is submitted at once, and cached."""
     plain = Mode(
-        block_size=block_size, chunk=None, prefix_caching=True, arrival="at once", cache_tokens=room(block_size)
+        block_size=block_size,
+        chunk=None,
+        prefix_caching=True,
+        arrival="at once",
+        cache_tokens=room(block_size),
+        compile=True,
     )
     return replace(plain, **others)
 
@@ -52,7 +57,7 @@ WAYS: list[dict[str, Any]] = [
     {"chunk": 32},
     {"cache_tokens": TIGHT},
     {"prefix_caching": False},
-    {"arrival": "random", "chunk": 32, "prefix_caching": False, "attention": "reference"},
+    {"arrival": "random", "chunk": 32, "prefix_caching": False, "attention": "reference", "compile": False},
 ]
 MODES = (
     [roomy(size, **way) for way in WAYS for size in (1, 16, 64, 256)]
@@ -61,7 +66,7 @@ MODES = (
         roomy(16),
         roomy(64, chunk=32, prefix_caching=False, arrival="random"),
         roomy(1, cache_tokens=TIGHT),
-        roomy(256),
+        roomy(256, attention="reference", compile=False),
     ]
 )
 

@@ -10,17 +10,20 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from octavo.models.pack import MergedLinear, PackedLinear, pack
+from octavo.models.pack import FewRows, MergedLinear, PackedLinear, pack
 
 SIZES = st.sampled_from([1, 2, 3, 7, 16, 33, 64, 96, 130])
 
 
-def linear(inputs: int, outputs: int, bias: bool = False, seed: int = 0) -> nn.Linear:
+def linear(inputs: int, outputs: int, bias: bool = False, seed: int = 0, exact: bool = False) -> nn.Linear:
+    """`exact`: its weights are bfloat16 numbers."""
     layer = nn.Linear(inputs, outputs, bias=bias)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * inputs**-0.5)
+        if exact:
+            layer.weight.copy_(layer.weight.bfloat16())
     return layer
 
 
@@ -43,16 +46,53 @@ def close(found: Tensor, expected: Tensor) -> None:
     inputs=SIZES,
     outputs=SIZES,
     bias=st.booleans(),
-    shape=st.sampled_from([(1,), (2,), (31,), (33,), (1, 1), (1, 5), (1, 40), (3, 7), (2, 1, 4), (1, 0), ()]),
+    exact=st.booleans(),
+    shape=st.sampled_from(
+        [(1,), (2,), (3,), (16,), (17,), (31,), (33,), (1, 1), (1, 5), (1, 40), (3, 7), (2, 1, 4), (1, 0), ()]
+    ),
 )
 def test_a_packed_layer_multiplies_as_a_plain_one(
-    inputs: int, outputs: int, bias: bool, shape: tuple[int, ...]
+    inputs: int, outputs: int, bias: bool, exact: bool, shape: tuple[int, ...]
 ) -> None:
-    layer = linear(inputs, outputs, bias)
+    layer = linear(inputs, outputs, bias, exact=exact)
     x = rows(*shape, inputs)
     found = PackedLinear(layer.weight, layer.bias)(x)
     assert found.shape == (*shape, outputs)
     close(found, plain(layer, x))
+
+
+@torch.inference_mode()
+@settings(max_examples=60, deadline=None)
+@given(inputs=SIZES, outputs=SIZES, bias=st.booleans(), count=st.integers(1, 40), seed=st.integers(0, 99))
+def test_few_rows_are_multiplied_by_float32_weights_that_are_bfloat16_numbers(
+    inputs: int, outputs: int, bias: bool, count: int, seed: int
+) -> None:
+    """Against float64: as near as float32 sums come, which rounded weights or inputs would not be."""
+    layer = linear(inputs, outputs, bias, seed, exact=True)
+    few = FewRows.of(layer.weight.detach(), layer.bias.detach() if bias else None)
+    assert few is not None
+    x = rows(1, count, inputs, seed=seed + 1)
+    expected = functional.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
+    torch.testing.assert_close(few(x).double(), expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("place", [(0, 0), (40, 3), (69, 32)])
+def test_one_weight_that_bfloat16_cannot_hold_keeps_the_layer_in_float32(place: tuple[int, int]) -> None:
+    layer = linear(33, 70, exact=True)
+    assert FewRows.of(layer.weight.detach(), None) is not None
+    with torch.no_grad():
+        layer.weight[place] = 1 + 2**-9
+    assert FewRows.of(layer.weight.detach(), None) is None
+
+
+def test_infinite_weights_and_zeros_of_either_sign_survive() -> None:
+    layer = linear(2, 3, exact=True)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[torch.inf, 0.0], [-0.0, -torch.inf], [1.5, -2.0]]))
+    few = FewRows.of(layer.weight.detach(), None)
+    assert few is not None
+    x = torch.tensor([[2.0, 3.0]])
+    assert few(x).tolist() == functional.linear(x, layer.weight).tolist()
 
 
 @torch.inference_mode()

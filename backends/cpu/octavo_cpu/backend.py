@@ -6,17 +6,19 @@ import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from octavo import native
 from octavo.attention.contract import AttentionBatch, AttentionSpec, Capabilities
 from octavo.attention.device import Device
 from octavo.kv.layout import HEAD_MAJOR, AxesLayout, KVCache, LayoutType
-from octavo_cpu import build
 from octavo_reference.backend import ReferenceBackend
 
+_SOURCE = Path(__file__).with_name("decode.cpp")
 _LANES = 8
 """Elements of the kernel's vectors: a head is a whole number of them."""
 _PART_TOKENS = 512
@@ -36,10 +38,10 @@ class CPULayout(AxesLayout):
     def write(self, cache: KVCache, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """key, value: [tokens, kv_heads, head_size] float32; slots: [tokens] int64, -1 writes nothing."""
         slots = slots.contiguous()
-        build.load().write(
+        _kernel().write(
             _shape(self.kv_heads, self.kv_heads, self.head_size, self.block_size),
-            *_strided(key), *_strided(value), _at(slots), ctypes.c_int64(len(slots)),
-            _at(cache.keys[layer]), _at(cache.values[layer]),
+            *_strided(key), *_strided(value), slots.data_ptr(), len(slots),
+            cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(),
         )  # fmt: skip
 
 
@@ -85,7 +87,7 @@ class FlashDecodingBackend(ReferenceBackend):
     ) -> None:
         """Builds the kernel if this machine has not yet. Raises RuntimeError with the compiler's words."""
         self.refuse(options or {})
-        self._kernel = build.load()
+        self._kernel = _kernel()
         super().__init__(spec, block_size, device, None, sinks)
 
     @classmethod
@@ -93,7 +95,7 @@ class FlashDecodingBackend(ReferenceBackend):
         """It runs on a CPU whose C++ compiler can build its kernel, which is tried once on a machine: seconds."""
         if device.name != "cpu":
             return f"it runs on a cpu, not on {device.name}"
-        return build.fault()
+        return native.fault(_SOURCE)
 
     def plan_decode(self, batch: AttentionBatch, contexts: list[int]) -> Decode | None:
         """Split long contexts so that every thread has work."""
@@ -118,11 +120,39 @@ class FlashDecodingBackend(ReferenceBackend):
                 spec.heads, spec.kv_heads, spec.head_size, self.block_size, plan.table.shape[1], spec.scale,
                 spec.softcap or 0.0, spec.window or 0,
             ),
-            *_strided(query), _at(cache.keys[layer]), _at(cache.values[layer]),
-            _at(plan.table), _at(plan.contexts), ctypes.c_int64(plan.rows), ctypes.c_int64(plan.parts),
-            _at(sinks), _at(plan.scratch), _at(out),
+            *_strided(query), cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(),
+            plan.table.data_ptr(), plan.contexts.data_ptr(), plan.rows, plan.parts,
+            None if sinks is None else sinks.data_ptr(), plan.scratch.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         return out
+
+
+class Shape(ctypes.Structure):
+    """What the kernel calls Shape."""
+
+    _fields_ = (
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("window", ctypes.c_int64),
+    )
+
+
+@cache
+def _kernel() -> Any:
+    """The library with its functions' types. Raises RuntimeError with the compiler's words."""
+    library = native.load(_SOURCE)
+    shape, pointer, number = ctypes.POINTER(Shape), ctypes.c_void_p, ctypes.c_int64
+    strided = (pointer, number, number)
+    library.part_floats.argtypes, library.part_floats.restype = (shape,), number
+    library.write.argtypes = (shape, *strided, *strided, pointer, number, pointer, pointer)
+    library.write.restype = library.decode.restype = None
+    library.decode.argtypes = (shape, *strided, *[pointer] * 4, number, number, *[pointer] * 3)
+    return library
 
 
 @cache
@@ -136,13 +166,10 @@ def _shape(
     softcap: float = 0,
     window: int = 0,
 ) -> Any:
-    return ctypes.byref(build.Shape(heads, kv_heads, size, block_size, width, scale, softcap, window))
+    return ctypes.pointer(Shape(heads, kv_heads, size, block_size, width, scale, softcap, window))
 
 
-def _at(tensor: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
-
-
-def _strided(tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]:
+def _strided(tensor: Tensor) -> tuple[int, int, int]:
     """[tokens, heads, size] as the kernel takes it: where, from token to token, from head to head."""
-    return _at(tensor), ctypes.c_int64(tensor.stride(0)), ctypes.c_int64(tensor.stride(1))
+    tokens, heads, _ = tensor.stride()
+    return tensor.data_ptr(), tokens, heads

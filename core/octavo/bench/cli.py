@@ -54,7 +54,9 @@ def throughput(
     dtype: Annotated[str, typer.Option(help="Of both engines: float32, float16 or bfloat16.")] = "float32",
     attention: Annotated[str | None, _setting("attention")] = None,
     block_size: Annotated[int | None, _setting("block_size")] = None,
-    compiled: Annotated[bool, typer.Option("--compile", help="Measure octavo with COMPILE=1 too, in turn.")] = False,
+    uncompiled: Annotated[
+        bool, typer.Option("--uncompiled", help="Measure octavo with COMPILE=0 too, in turn.")
+    ] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Of both engines. Default: as PyTorch decides.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Turns of each engine.")] = 3,
     peer: Annotated[bool, typer.Option(help="Measure transformers' generate too, in turn.")] = True,
@@ -79,7 +81,7 @@ def throughput(
             dtype=dtype,
             attention=attention,
             block_size=block_size,
-            compile=compiled,
+            uncompiled=uncompiled,
             threads=threads,
             repeats=repeats,
             peer=peer,

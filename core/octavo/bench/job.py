@@ -31,7 +31,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Of weights and cache: float32, float16 or bfloat16."""
     attention: str | None = None
     block_size: int | None = None
-    compile: bool = False
+    compile: bool | None = None
     exchanges: list[Exchange]
     profile: bool = False
 

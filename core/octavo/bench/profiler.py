@@ -1,8 +1,9 @@
 """Where the time of a run goes: PyTorch's profiler over octavo's own seams, operators grouped by what they are for.
 
 An operator inside attention, the cache write or sampling belongs to that; the others are the model's: matrix products,
-or the rest (norms, rotary positions, activations, residuals). What no operator accounts for is Python, inside the
-model's forward or around it. Times are the main thread's, and add up to the run.
+or the rest (norms, rotary positions, activations, residuals), which a compiled model has fused into kernels that are no
+operators. What no operator accounts for is those kernels and Python, inside the model's forward or around it. Times are
+the main thread's, and add up to the run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PYTHON = "no operator of PyTorch"
 MATRIX_PRODUCTS = "matrix products"
 OTHER_OPERATORS = "the model's other operators"
 ATTENTION, CACHE_WRITE, SAMPLING = "attention", "cache write", "sampling"
-MODEL, ENGINE = "Python in the model", "Python in the engine"
+MODEL, ENGINE = "Python and compiled code in the model", "Python in the engine"
 PLACES = (MATRIX_PRODUCTS, ATTENTION, CACHE_WRITE, SAMPLING, OTHER_OPERATORS, MODEL, ENGINE)
 
 _OURS = "octavo: "
@@ -62,7 +63,7 @@ def profiled(runner: Runner, run: Callable[[], Result]) -> tuple[Result, list[Pr
 
 def _mark_all(runner: Runner) -> None:
     _mark(runner, "sampler", SAMPLING)
-    _mark(runner.model, "forward", MODEL)
+    _mark(runner, "forward", MODEL)
     for group in runner.groups:
         _mark(group.backend, "attend", ATTENTION)
         _mark(group.backend.layout, "write", CACHE_WRITE)

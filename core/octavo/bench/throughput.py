@@ -20,7 +20,7 @@ from octavo.bench.workload import Exchange, Range, Source, model_folder
 from octavo.models.load import load_random
 from octavo.models.quiet import quiet
 
-OCTAVO, COMPILED, PEER = "octavo", "octavo, compiled", "transformers"
+OCTAVO, UNCOMPILED, PEER = "octavo", "octavo, not compiled", "transformers"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SHOWN_SHARE = 0.005
 """Of the run: operators with less are left out of a profile."""
@@ -56,8 +56,8 @@ class Options:
     dtype: str = "float32"
     attention: str | None = None
     block_size: int | None = None
-    compile: bool = False
-    """Measure octavo with COMPILE=1 as well, in turn."""
+    uncompiled: bool = False
+    """Measure octavo with COMPILE=0 as well, in turn."""
     threads: int | None = None
     repeats: int = 3
     peer: bool = True
@@ -71,7 +71,7 @@ class Turns:
     load: Load
     octavo: list[Measurement]
     peer: list[Measurement]
-    compiled: list[Measurement] = field(default_factory=list)
+    uncompiled: list[Measurement] = field(default_factory=list)
     profile: Measurement | None = None
 
 
@@ -94,8 +94,8 @@ def run(options: Options, say: Callable[[str], None]) -> tuple[Report, Report | 
 
 
 def _take_turns(options: Options, load: Load, exchanges: list[Exchange], say: Callable[[str], None]) -> Turns:
-    engines = ((PEER,) if options.peer else ()) + (OCTAVO,) + ((COMPILED,) if options.compile else ())
-    taken: dict[str, list[Measurement]] = {OCTAVO: [], PEER: [], COMPILED: []}
+    engines = ((PEER,) if options.peer else ()) + (OCTAVO,) + ((UNCOMPILED,) if options.uncompiled else ())
+    taken: dict[str, list[Measurement]] = {OCTAVO: [], PEER: [], UNCOMPILED: []}
     for turn in range(options.repeats):
         for engine in engines:
             say(f"{load.requests} requests, {turn + 1} of {options.repeats}: {engine}")
@@ -104,7 +104,7 @@ def _take_turns(options: Options, load: Load, exchanges: list[Exchange], say: Ca
     if options.profile:
         say(f"{load.requests} requests: profile")
         profile = measure(_job(options, OCTAVO, exchanges, profile=True), options.threads)
-    return Turns(load, taken[OCTAVO], taken[PEER], taken[COMPILED], profile)
+    return Turns(load, taken[OCTAVO], taken[PEER], taken[UNCOMPILED], profile)
 
 
 def _job(options: Options, engine: str, exchanges: list[Exchange], profile: bool = False) -> Job:
@@ -114,7 +114,7 @@ def _job(options: Options, engine: str, exchanges: list[Exchange], profile: bool
         dtype=options.dtype,
         attention=options.attention,
         block_size=options.block_size,
-        compile=engine == COMPILED,
+        compile=False if engine == UNCOMPILED else None,
         exchanges=exchanges,
         profile=profile,
     )
@@ -137,8 +137,8 @@ def _workload(options: Options, source: Source, measured: Measurement) -> dict[s
 def throughput_rows(turns: Turns, exchanges: Sequence[Exchange]) -> list[dict[str, Fact]]:
     """A row for each engine that ran."""
     rows = [_row(OCTAVO, turns.octavo, turns, exchanges)]
-    if turns.compiled:
-        rows.append(_row(COMPILED, turns.compiled, turns, exchanges))
+    if turns.uncompiled:
+        rows.append(_row(UNCOMPILED, turns.uncompiled, turns, exchanges))
     return [_row(PEER, turns.peer, turns, exchanges), *rows] if turns.peer else rows
 
 

@@ -11,16 +11,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from octavo import native
 from octavo.attention.device import Device
 from octavo.attention.select import Selection, choose
 from octavo.engine.engine import Engine
 from octavo.engine.runner import Runner
-from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import Limits, Scheduler
 from octavo.kv.budget import blocks_for_bytes, blocks_for_tokens, refusal
 from octavo.kv.manager import KVCacheManager
 from octavo.models import bridge
-from octavo.models.compile import compile_layers
+from octavo.models.capture import NotCapturable
+from octavo.models.compile import CompileFailed, Forward, compiled, eager
 from octavo.models.load import LoadedModel
 from octavo.models.pack import pack
 from octavo.plugins import Plugins
@@ -66,28 +67,26 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
         groups.append(group)
     prefix_caching = selection.capabilities.prefix_caching and settings.prefix_caching is not False
     scheduler = Scheduler(KVCacheManager(num_blocks, selection.block_size, prefix_caching), limits)
-    runner = Runner(loaded.model, groups, device.torch_device)
+    runner = Runner(_forward(loaded.model, settings, device), groups, device.torch_device)
     engine = Engine(scheduler, runner, loaded.eos_token_ids, _vocab_size(loaded.model), plugins)
-    if settings.compile:
-        _compile(loaded.model, calls, engine)
     return Built(engine, selection, block_bytes)
 
 
-def _compile(model: PreTrainedModel, calls: list[bridge.AttentionCall], engine: Engine) -> None:
-    """Compile the layers now, for one token and for several, so that no request waits for it."""
+def _forward(model: PreTrainedModel, settings: Settings, device: Device) -> Forward:
+    """Compiled where it is wanted or, if nothing was said, where it can be."""
+    wanted = settings.compile
+    if wanted is False or (wanted is None and (device.name != "cpu" or native.compiler() is None)):
+        return eager(model)
     started = time.perf_counter()
-    layers = compile_layers(model, [call.module for call in calls])
-    if not layers:
-        logger.warning("compile: this model's layers do not stand in one list, so they are not compiled")
-        return
-    logger.info("compiling one layer for all %d", layers)
-    engine.submit([0, 1, 2], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True), seed=0)
-    while engine.busy:
-        for output in engine.step():
-            if output.error is not None:
-                raise SettingsError(f"compile: {output.error}. Unset COMPILE, or install a C++ compiler")
-    engine.scheduler.kv.reset()
-    logger.info("compiled in %.1f s", time.perf_counter() - started)
+    try:
+        forward = compiled(model)
+    except (NotCapturable, CompileFailed) as error:
+        if wanted:
+            raise SettingsError(f"compile: {error}. Unset COMPILE to run the model as it is") from error
+        logger.warning("the model runs uncompiled: %s", error)
+        return eager(model)
+    logger.info("compiled the model in %.1f s", time.perf_counter() - started)
+    return forward
 
 
 def _num_blocks(settings: Settings, block_size: int, block_bytes: int, device: Device) -> int:

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from octavo.attention.contract import AttentionBatch
 from octavo.engine.sampler import Sampled, Sampler, TokenLogprobs, prompt_logprobs
 from octavo.engine.step import Step
 from octavo.models.bridge import AttentionGroup
+from octavo.models.compile import Forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class StepResult:
 class Runner:
     """A model whose attention layers are bound to groups, on one device."""
 
-    def __init__(self, model: PreTrainedModel, groups: Sequence[AttentionGroup], device: torch.device) -> None:
-        self.model = model
+    def __init__(self, forward: Forward, groups: Sequence[AttentionGroup], device: torch.device) -> None:
+        self.forward = forward
         self.groups = groups
         self.device = device
         self.sampler = Sampler()
@@ -54,14 +54,8 @@ class Runner:
 
     def _forward(self, step: Step) -> Tensor:
         """Logits [len(step.logits_of), vocab] of the packed tokens, which are one sequence to the model."""
-        output = self.model(
-            input_ids=self._tensor(step.token_ids)[None],
-            position_ids=self._tensor(step.positions)[None],
-            use_cache=False,
-            logits_to_keep=self._tensor(step.logits_of),
-        )
-        logits: Tensor = output.logits[0]
-        return logits
+        ids, positions = self._tensor(step.token_ids)[None], self._tensor(step.positions)[None]
+        return self.forward(ids, positions, self._tensor(step.logits_of))[0]
 
     def _batch(self, step: Step) -> AttentionBatch:
         return AttentionBatch(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec
-from octavo.models.compile import register
+from octavo.models import operators
 
 ATTENTION_NAME = "octavo"
 """What a model's `attn_implementation` must be."""
@@ -69,11 +69,10 @@ class BoundLayer:
     layer: int
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[1, heads, tokens, size] each, packed rows as one -> [1, tokens, heads, size]."""
+        """[tokens, heads, size] and twice [tokens, kv_heads, size] -> [tokens, heads, size]."""
         group = self.group
-        query, key, value = (packed[0].transpose(0, 1) for packed in (query, key, value))
         group.backend.layout.write(group.cache, self.layer, key, value, group.slots)
-        return group.backend.attend(query, key, value, group.cache, group.plan, self.layer)[None]
+        return group.backend.attend(query, key, value, group.cache, group.plan, self.layer)
 
 
 _calls: ContextVar[list[AttentionCall]] = ContextVar("calls")
@@ -92,12 +91,13 @@ def attention(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in every layer."""
-    if torch.compiler.is_compiling():
-        return torch.ops.octavo.attention(query, key, value, getattr(module, _NUMBER)), None
+    """The function that transformers calls in every layer; [1, heads, tokens, size] each, packed rows as one."""
     bound = cast("BoundLayer | None", module.__dict__.get(_BOUND))
     if bound is not None:
-        return bound(query, key, value), None
+        packed = (each[0].transpose(0, 1) for each in (query, key, value))
+        if operators.is_capturing():
+            return operators.attention(*packed, module.__dict__[_NUMBER])[None], None
+        return bound(*packed)[None], None
     _refuse(module, key, value, attention_mask, others)
     head_size = query.shape[-1]
     scale = head_size**-0.5 if scaling is None else float(scaling)
@@ -201,4 +201,4 @@ def bind(calls: Sequence[AttentionCall], members: Sequence[int], group: Attentio
     for layer, number in enumerate(members):
         bound = BoundLayer(group, layer)
         calls[number].module.__dict__[_BOUND] = bound
-        calls[number].module.__dict__[_NUMBER] = register(bound)
+        calls[number].module.__dict__[_NUMBER] = operators.register(bound)

@@ -1,63 +1,175 @@
-"""The repeated decoder layer, compiled once: what one layer was compiled to serves all of them.
+"""A captured model, its pieces compiled: straight from kernel to kernel, with attention called between them.
 
-What the compiler must not look into (attention with its cache, weights in an order of their own) is an operator to it,
-which finds its layer by a number. The number is a tensor: as a plain integer it would be part of the compiled code, and
-each layer would be compiled again.
+Each distinct piece is compiled twice: for one token, the most frequent step of a lone request, with all sizes known;
+and for any greater number of tokens. What remains, such as a last piece for a number of rows that varies, runs as
+recorded.
 """
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Sequence
-from weakref import WeakValueDictionary
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._inductor import standalone_compile
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from transformers import PreTrainedModel
 
-Layer = Callable[..., Tensor]
+from octavo.models import operators
+from octavo.models.capture import Attention, Capture, Piece, capture, symbols
 
-_library = torch.library.Library("octavo", "DEF")
-_library.define("attention(Tensor query, Tensor key, Tensor value, Tensor layer) -> Tensor")
-_library.define("linear(Tensor x, Tensor layer, int out_features) -> Tensor")
+logger = logging.getLogger(__name__)
 
-_layers: WeakValueDictionary[int, Layer] = WeakValueDictionary()
-
-
-def register(layer: Layer) -> Tensor:
-    """A number for `layer`, int64 on the host, that holds as long as somebody else keeps the layer."""
-    number = max(_layers, default=-1) + 1
-    _layers[number] = layer
-    return torch.tensor(number)
+Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Token ids [1, tokens], positions [1, tokens], rows of which logits are wanted [rows] -> logits [1, rows, vocab]."""
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, layer: Tensor) -> Tensor:
-    return _layers[int(layer)](query, key, value)
+class CompileFailed(RuntimeError):
+    """A model that cannot be compiled here, with the reason."""
 
 
-def _linear(x: Tensor, layer: Tensor, out_features: int) -> Tensor:
-    return _layers[int(layer)](x)
+def eager(model: PreTrainedModel) -> Forward:
+    """The model as transformers runs it."""
+
+    def forward(ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        output = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
+        logits: Tensor = output.logits
+        return logits
+
+    return forward
 
 
-def _attention_shape(query: Tensor, key: Tensor, value: Tensor, layer: Tensor) -> Tensor:
-    batch, heads, tokens, size = query.shape
-    return query.new_empty(batch, tokens, heads, size)
+def compiled(model: PreTrainedModel) -> Forward:
+    """Capture and compile a model whose layers are bound. Takes seconds. Raises NotCapturable or CompileFailed."""
+    recorded = capture(model)
+    tokens = recorded.tokens[0].meta["val"].shape[1].node.expr
+    try:
+        with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
+            warnings.simplefilter("ignore")  # the compiler's, about itself
+            one = _Program.of(recorded, _compile_for_one)
+            many = _Program.of(recorded, lambda piece: _compile_for_many(piece, tokens))
+    except Exception as error:
+        # The compiler has no class of its own for what can go wrong in it.
+        raise CompileFailed(" ".join(str(error).split())[:300]) from error
+    plain = eager(model)
+
+    def forward(ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        if ids.shape[1] > 1:
+            return many(ids, positions, rows)
+        # A chunk of one token whose logits nobody wants is rare.
+        return (one if len(rows) == 1 else plain)(ids, positions, rows)
+
+    return forward
 
 
-def _linear_shape(x: Tensor, layer: Tensor, out_features: int) -> Tensor:
-    return x.new_empty(*x.shape[:-1], out_features)
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Call `run` with the values in registers `inputs`, put what it returns into `outputs`, let go of `spent`."""
+
+    run: Callable[..., Any]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    spent: tuple[int, ...]
+    attends: bool
 
 
-for _name, _run, _shape in (("attention", _attention, _attention_shape), ("linear", _linear, _linear_shape)):
-    _library.impl(_name, _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"octavo::{_name}", _shape, lib=_library)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Program:
+    """Steps over registers: what the model computes, and nothing else."""
+
+    values: list[Tensor | None]
+    steps: list[_Step]
+    output: int
+
+    @classmethod
+    def of(cls, recorded: Capture, compile_piece: Callable[[Piece], Callable[..., Any]]) -> _Program:
+        """Compile each distinct piece once."""
+        registers = {node: number for number, node in enumerate((*recorded.tokens, *recorded.constants))}
+        last_use = {node: number for number, step in enumerate(recorded.steps) for node in step.inputs}
+        known: dict[str, Callable[..., Any]] = {}
+        steps = []
+        for number, step in enumerate(recorded.steps):
+            if isinstance(step, Attention):
+                run, outputs = operators.registered(step.layer), [step.output]
+            else:
+                signature = step.signature()
+                run, outputs = known.get(signature) or compile_piece(step), step.outputs
+                known[signature] = run
+            for node in outputs:
+                registers[node] = len(registers)
+            spent = [node for node in step.inputs if last_use[node] == number and node not in recorded.constants]
+            inputs, outs, gone = (tuple(registers[node] for node in nodes) for nodes in (step.inputs, outputs, spent))
+            steps.append(_Step(run, inputs, outs, gone, attends=isinstance(step, Attention)))
+        values: list[Tensor | None] = [None] * len(registers)
+        for node, constant in recorded.constants.items():
+            values[registers[node]] = constant
+        return cls(values, steps, registers[recorded.output])
+
+    def __call__(self, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        """As Forward."""
+        values: list[Any] = list(self.values)
+        values[:3] = ids, positions, rows
+        for step in self.steps:
+            results = step.run(*[values[number] for number in step.inputs])
+            for number in step.spent:
+                values[number] = None
+            if step.attends:
+                values[step.outputs[0]] = results
+            else:
+                for number, result in zip(step.outputs, results, strict=True):
+                    values[number] = result
+        logits: Tensor = values[self.output]
+        return logits
 
 
-def compile_layers(model: nn.Module, attentions: Sequence[nn.Module]) -> int:
-    """Compile the repeated layers that hold these attention modules, on their next call; says how many there are."""
-    for stack in model.modules():
-        if isinstance(stack, nn.ModuleList) and len(stack) == len(attentions):
-            held = [set(layer.modules()) for layer in stack]
-            if all(attention in modules for attention, modules in zip(attentions, held, strict=True)):
-                for layer in stack:
-                    layer.compile(dynamic=True)
-                return len(stack)
-    return 0
+def _as_recorded(piece: Piece) -> Callable[..., Any]:
+    return fx.GraphModule(nn.Module(), piece.graph).forward
+
+
+def _compile_for_many(piece: Piece, tokens: Any) -> Callable[..., Any]:
+    """For two tokens and more. Where another size is unknown too, which may be 0 or 1, nothing is compiled."""
+    if symbols(piece) != {tokens}:
+        return _as_recorded(piece)
+    (mode,) = {value.fake_mode for value in piece.placeholders if isinstance(value, FakeTensor)}
+    arguments = [_stand_in(value, mode) for value in piece.placeholders]
+    return _inductor(piece, arguments, "from_graph")
+
+
+def _compile_for_one(piece: Piece) -> Callable[..., Any]:
+    """For one token and one row of logits: all sizes are 1."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with mode:
+        arguments = [
+            torch.empty_strided(_sizes(value.shape), _sizes(value.stride()), dtype=value.dtype, device=value.device)
+            if isinstance(value, FakeTensor)
+            else value
+            for value in piece.placeholders
+        ]
+    return _inductor(piece, [_stand_in(value, mode) for value in arguments], "from_example_inputs")
+
+
+def _sizes(lengths: Sequence[int | torch.SymInt]) -> list[int]:
+    """With 1 for each unknown."""
+    return [
+        int(length.node.expr.subs(dict.fromkeys(length.node.expr.free_symbols, 1)))
+        if isinstance(length, torch.SymInt)
+        else length
+        for length in lengths
+    ]
+
+
+def _stand_in(value: Tensor, mode: FakeTensorMode) -> Tensor:
+    """A weight as the compiler wants to see it: its shape alone."""
+    return value if isinstance(value, FakeTensor) else mode.from_tensor(value, static_shapes=True)
+
+
+def _inductor(piece: Piece, arguments: list[Any], shapes: Any) -> Callable[..., Any]:
+    module = fx.GraphModule(nn.Module(), piece.graph)
+    # In this process: helpers of the compiler would stay, with a PyTorch of their own in memory.
+    with torch._inductor.config.patch(compile_threads=1):
+        return standalone_compile(module, arguments, dynamic_shapes=shapes)

@@ -1,24 +1,39 @@
 """Linear layers as a CPU multiplies them fastest: weights reordered once, projections of one input merged.
 
-oneDNN multiplies a few rows by a weight in its own blocked order about twice as fast as by one that lies row by row.
+oneDNN multiplies rows by a weight in its own blocked order about twice as fast as by one that lies row by row. A few
+rows, what a few requests decode, wait for the memory that the weights come from; so they have a product of their own,
+which reads half the bytes where all float32 weights of a layer are bfloat16 numbers, as most checkpoints' are
+(product.cpp).
 Projections that read the same input (query, key and value; gate and up) become one product: the first that is asked
-computes all, the others hand out their part. Neither changes what is computed, beyond the order of its sums.
+computes all, the others hand out their part. None of it changes what is computed, beyond the order of its sums.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from octavo.models.compile import register
+from octavo import native
+from octavo.models import operators
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names under which transformers' models keep projections of one and the same input."""
 _ROWS = 512
 """Rows that oneDNN is told to expect. Any number can come; this one's order is good for a few and for many."""
+
+
+_FEW = 16
+"""Rows up to which the product of its own is the faster one."""
+_OUTPUTS, _WORDS = 32, 16
+"""Of a panel of weights, see product.cpp."""
+_SOURCE = Path(__file__).with_name("product.cpp")
 
 
 class PackedLinear(nn.Module):
@@ -27,14 +42,16 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS)
-        self._product = _Product(packed, None if bias is None else bias.detach())
-        self._number = register(self._product)
+        weight = weight.detach().contiguous()
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+        bias = None if bias is None else bias.detach()
+        self._product = _Product(packed, bias, FewRows.of(weight, bias))
+        self._number = torch.tensor(operators.register(self._product))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        if torch.compiler.is_compiling():
-            product: Tensor = torch.ops.octavo.linear(x, self._number, self.out_features)
+        if operators.is_capturing():
+            product: Tensor = operators.linear(x, self._number, self.out_features)
             return product
         return self._product(x)
 
@@ -43,10 +60,54 @@ class PackedLinear(nn.Module):
 class _Product:
     packed: Tensor
     bias: Tensor | None
+    few: FewRows | None
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.few is not None and 0 < x.numel() <= _FEW * self.few.in_features:
+            return self.few(x)
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return product
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FewRows:
+    """x @ weight.T + bias for a few rows, from weights kept as bfloat16; made by `of`."""
+
+    kernel: Any
+    panels: Tensor
+    """[panels, in, 16] int32: two weights each."""
+    in_features: int
+    out_features: int
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None) -> FewRows | None:
+        """None where a weight [out, in] float32 is no bfloat16 number, or no C++ compiler is at hand."""
+        if native.fault(_SOURCE) is not None:
+            return None
+        library, (outputs, inputs) = _library(), weight.shape
+        panels = torch.empty(-(-outputs // _OUTPUTS), inputs, _WORDS, dtype=torch.int32)
+        if not library.pack(weight.data_ptr(), inputs, outputs, panels.data_ptr()):
+            return None
+        return cls(library.few_rows, panels, inputs, outputs, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out], float32."""
+        x = x.contiguous()
+        out = torch.empty(*x.shape[:-1], self.out_features, dtype=torch.float32)
+        rows = x.numel() // self.in_features
+        self.kernel(x.data_ptr(), rows, self.panels.data_ptr(), self.in_features, self.out_features, out.data_ptr())
+        if self.bias is not None:
+            out += self.bias
+        return out
+
+
+@cache
+def _library() -> Any:
+    library, pointer, number = native.load(_SOURCE), ctypes.c_void_p, ctypes.c_int64
+    library.few_rows.argtypes, library.few_rows.restype = (pointer, number, pointer, number, number, pointer), None
+    library.pack.argtypes, library.pack.restype = (pointer, number, number, pointer), number
+    return library
 
 
 class MergedLinear:

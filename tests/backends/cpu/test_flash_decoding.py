@@ -13,7 +13,6 @@ from torch import Tensor
 
 from octavo.attention.contract import AttentionBatch, AttentionSpec
 from octavo.attention.device import CPU
-from octavo_cpu import build
 from octavo_cpu.backend import FlashDecodingBackend
 
 THREADS = 8
@@ -119,47 +118,3 @@ def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     assert "no C++ compiler" in (FlashDecodingBackend.probe(CPU()) or "")
-
-
-def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    broken.write_text("#!/bin/sh\necho this compiler is broken >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CXX", str(broken))
-    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
-    build._load.cache_clear()
-    try:
-        with pytest.raises(RuntimeError, match="this compiler is broken"):
-            build.load()
-        assert "this compiler is broken" in (FlashDecodingBackend.probe(CPU()) or "")
-    finally:
-        build._load.cache_clear()
-    assert [left.suffix for left in (tmp_path / "cache" / "kernels").iterdir()] == [".failed"]
-
-
-def test_a_library_that_others_may_write_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
-    build._load.cache_clear()
-    try:
-        build.load()
-        (library,) = (tmp_path / "kernels").iterdir()
-        library.chmod(0o777)
-        build._load.cache_clear()
-        with pytest.raises(RuntimeError, match="others may write it"):
-            build.load()
-    finally:
-        build._load.cache_clear()
-
-
-def test_the_library_is_built_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
-    build._load.cache_clear()
-    try:
-        build.load()
-        (library,) = (tmp_path / "kernels").iterdir()
-        built = library.stat().st_mtime_ns
-        build._load.cache_clear()
-        build.load()
-        assert library.stat().st_mtime_ns == built
-    finally:
-        build._load.cache_clear()

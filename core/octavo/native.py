@@ -1,4 +1,7 @@
-"""The kernel, built once by the machine's own C++ compiler and kept in the user's cache folder."""
+"""C++ that ships as source: built once by the machine's own compiler, kept in octavo's cache folder, called by ctypes.
+
+For backends too: give `load` a source file whose functions are `extern "C"`.
+"""
 
 from __future__ import annotations
 
@@ -15,79 +18,63 @@ from pathlib import Path
 
 import torch
 
+from octavo.settings import cache_folder, named_compiler
+
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
-_SOURCE = Path(__file__).with_name("kernel.cpp")
-
-
-class Shape(ctypes.Structure):
-    """What the kernel calls Shape."""
-
-    _fields_ = (
-        ("heads", ctypes.c_int64),
-        ("kv_heads", ctypes.c_int64),
-        ("size", ctypes.c_int64),
-        ("block_size", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("scale", ctypes.c_float),
-        ("softcap", ctypes.c_float),
-        ("window", ctypes.c_int64),
-    )
 
 
 def compiler() -> str | None:
     """The path of a C++ compiler: `CXX`, or the first of the usual names; None without one."""
-    return next(filter(None, map(shutil.which, filter(None, (os.environ.get("CXX"), *COMPILERS)))), None)
+    return next(filter(None, map(shutil.which, filter(None, (named_compiler(), *COMPILERS)))), None)
 
 
-def fault() -> str | None:
-    """Why the kernel cannot be had here, in a sentence, or None. Builds it, the first time on a machine."""
+def fault(source: Path) -> str | None:
+    """Why `source` cannot be built here, in a sentence, or None. Builds it, the first time on a machine: seconds."""
     if compiler() is None:
         return f"no C++ compiler to build its kernel: set CXX, or install one of {', '.join(COMPILERS)}"
     try:
-        load()
+        load(source)
     except RuntimeError as error:
         return f"its kernel cannot be built here: {' '.join(str(error).split())[:300]}"
     return None
 
 
-def load() -> ctypes.CDLL:
-    """The built kernel. Raises RuntimeError with the compiler's or the loader's words if there is none to be had."""
-    outcome = _load()
+def load(source: Path) -> ctypes.CDLL:
+    """What `source` is built to. Raises RuntimeError with the compiler's or the loader's words if it cannot be had."""
+    outcome = _load(source)
     if isinstance(outcome, str):
         raise RuntimeError(outcome)
     return outcome
 
 
 @cache
-def _load() -> ctypes.CDLL | str:
-    """The kernel, or why there is none: asked for by every process, answered once in each."""
+def _load(source: Path) -> ctypes.CDLL | str:
+    """The library, or why there is none: asked for by every process, answered once in each."""
     path = compiler()
     if path is None:
         return f"no C++ compiler: neither CXX nor {', '.join(COMPILERS)} is on the PATH"
-    library = _folder() / f"kernel-{_stamp(path)}.so"
+    library = cache_folder() / "kernels" / f"{source.stem}-{_stamp(source, path)}.so"
     refused = library.with_suffix(".failed")
     try:
         if refused.exists():
             return refused.read_text()
-        if not library.exists() and (words := _build(path, library)):
+        if not library.exists() and (words := _build(source, path, library)):
             refused.write_text(words)
             return words
         if not _is_ours(library):
             return f"{library} belongs to somebody else, or others may write it: remove it, or set OCTAVO_CACHE"
-        kernel = ctypes.CDLL(str(library))
+        return ctypes.CDLL(str(library))
     except OSError as error:
         return f"{library}: {error}"
-    kernel.part_floats.restype = ctypes.c_int64
-    return kernel
 
 
-def _build(path: str, library: Path) -> str | None:
+def _build(source: Path, path: str, library: Path) -> str | None:
     """Under a name of its own first, so that nobody loads half a file. Returns the compiler's words if it fails."""
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         built = Path(folder) / library.name
-        command = [path, *FLAGS, str(_SOURCE), *_openmp(), "-o", str(built)]
+        command = [path, *FLAGS, str(source), *_openmp(), "-o", str(built)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             return f"{path} says: {done.stderr.strip() or f'exit code {done.returncode}'}"
@@ -110,9 +97,9 @@ def _openmp() -> list[str]:
     ][:1]
 
 
-def _stamp(path: str) -> str:
+def _stamp(source: Path, path: str) -> str:
     """Changes with whatever the library depends on."""
-    parts = (_SOURCE.read_text(), *FLAGS, path, torch.__version__, platform.machine(), _processor())
+    parts = (source.read_text(), *FLAGS, path, torch.__version__, platform.machine(), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -121,9 +108,3 @@ def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
-
-
-def _folder() -> Path:
-    """Beside the other things that octavo made and can make again."""
-    general = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
-    return Path(os.environ.get("OCTAVO_CACHE") or general).expanduser() / "kernels"

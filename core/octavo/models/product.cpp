@@ -1,0 +1,104 @@
+// A few rows times a weight whose float32 elements are bfloat16 numbers, as those of most checkpoints are: kept as
+// bfloat16, made float32 in a register, multiplied and added as float32. Nothing is rounded that float32 weights would not
+// round, and half the bytes are read; a few rows read every weight for so few multiplications that memory sets the pace.
+//
+// Weights lie in panels of 32 outputs: for each input one cache line of 16 words, word k with output k in its low half and
+// output 16 + k in its high half. A panel is one contiguous run: [panel, input, word].
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+constexpr int kLanes = 8, kWords = 16, kOutputs = 2 * kWords;
+constexpr int kRows = 4;    // at once: more do not fit into the registers
+constexpr int kAhead = 64;  // inputs, 4 KB: no hardware prefetcher looks beyond the end of a page
+typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
+typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t))));
+
+inline Words load(const uint32_t* from) {
+  Words words;
+  std::memcpy(&words, from, sizeof words);
+  return words;
+}
+
+inline Vector as_float(Words bits) {
+  Vector v;
+  std::memcpy(&v, &bits, sizeof v);
+  return v;
+}
+
+// sums[row][output] of one panel. One row has two chains of sums, so that an addition need not wait for the last.
+template <int rows>
+void multiply(const float* x, int64_t in, const uint32_t* panel, float (*sums)[kOutputs]) {
+  constexpr int chains = rows == 1 ? 2 : 1, vectors = kWords / kLanes;
+  Vector low[chains][rows][vectors] = {}, high[chains][rows][vectors] = {};
+  const auto add = [&](int64_t i, int chain) {
+    __builtin_prefetch(panel + (i + kAhead) * kWords);
+    for (int v = 0; v < vectors; ++v) {
+      const Words words = load(panel + i * kWords + v * kLanes);
+      const Vector first = as_float(words << 16), second = as_float(words & 0xffff0000u);
+      for (int r = 0; r < rows; ++r) {
+        low[chain][r][v] += first * x[r * in + i];
+        high[chain][r][v] += second * x[r * in + i];
+      }
+    }
+  };
+  int64_t i = 0;
+  for (; i + chains <= in; i += chains)
+    for (int chain = 0; chain < chains; ++chain) add(i + chain, chain);
+  for (; i < in; ++i) add(i, 0);
+  for (int r = 0; r < rows; ++r)
+    for (int v = 0; v < vectors; ++v) {
+      Vector one = low[0][r][v], two = high[0][r][v];
+      if (chains == 2) one += low[chains - 1][r][v], two += high[chains - 1][r][v];
+      std::memcpy(sums[r] + v * kLanes, &one, sizeof one);
+      std::memcpy(sums[r] + kWords + v * kLanes, &two, sizeof two);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// x: rows of `in` floats; panels: ceil(out / 32); y: rows of `out` floats.
+void few_rows(const float* x, int64_t rows, const uint32_t* panels, int64_t in, int64_t out, float* y) {
+  const int64_t count = (out + kOutputs - 1) / kOutputs;
+#pragma omp parallel for schedule(static)
+  for (int64_t p = 0; p < count; ++p) {
+    const uint32_t* panel = panels + p * in * kWords;
+    const int64_t first = p * kOutputs, width = std::min<int64_t>(kOutputs, out - first);
+    for (int64_t row = 0; row < rows; row += kRows) {
+      float sums[kRows][kOutputs];
+      const int64_t some = std::min<int64_t>(kRows, rows - row);
+      switch (some) {
+        case 1: multiply<1>(x + row * in, in, panel, sums); break;
+        case 2: multiply<2>(x + row * in, in, panel, sums); break;
+        case 3: multiply<3>(x + row * in, in, panel, sums); break;
+        default: multiply<4>(x + row * in, in, panel, sums);
+      }
+      for (int64_t r = 0; r < some; ++r) std::memcpy(y + (row + r) * out + first, sums[r], width * sizeof(float));
+    }
+  }
+}
+
+// weight: [out, in] floats. Returns 0 and leaves panels undefined if one of them is no bfloat16 number.
+int64_t pack(const float* weight, int64_t in, int64_t out, uint32_t* panels) {
+  const int64_t count = (out + kOutputs - 1) / kOutputs;
+  uint32_t lost = 0;
+#pragma omp parallel for schedule(static) reduction(| : lost)
+  for (int64_t p = 0; p < count; ++p)
+    for (int64_t i = 0; i < in; ++i)
+      for (int64_t k = 0; k < kWords; ++k) {
+        uint32_t bits[2] = {};
+        for (int64_t half = 0; half < 2; ++half) {
+          const int64_t row = p * kOutputs + half * kWords + k;
+          if (row < out) std::memcpy(&bits[half], weight + row * in + i, sizeof bits[half]);
+        }
+        lost |= (bits[0] | bits[1]) & 0xffffu;
+        panels[(p * in + i) * kWords + k] = bits[0] >> 16 | bits[1];
+      }
+  return lost == 0;
+}
+}
