@@ -181,6 +181,10 @@ def generate(
     device: DeviceName = None,
     block_size: BlockSize = None,
     max_batch_total_tokens: Annotated[int | None, setting("max_batch_total_tokens")] = None,
+    compile_model: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Compile the model first, which pays from some hundred tokens on."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer prompts: octavo generate demo "What is a page table?"."""
@@ -196,6 +200,7 @@ def generate(
             device=device,
             block_size=block_size,
             max_batch_total_tokens=max_batch_total_tokens,
+            compile=Settings(compile=compile_model).compile or False,
             progress=not as_json,
         )
         tokens = [_encoded(llm, text, chat) for text in texts]

@@ -51,16 +51,16 @@ def test_prompts_are_computed_in_chunks_beside_those_that_decode() -> None:
     settle(bench)
 
 
-@pytest.mark.parametrize("blocks", [9, 200])
+@pytest.mark.parametrize("blocks", [14, 200])
 def test_whole_prompts_are_computed_in_one_step_or_not_yet(blocks: int) -> None:
     """A prompt that comes back from preemption too, with what it had generated."""
-    bench = Bench(blocks=blocks, prefix_caching=False, max_batch_prefill_tokens=32, whole_prompts=True)
-    requests = [bench.submit(prompt_of(length, length), 10) for length in (20, 12, 1, 22)]
+    bench = Bench(blocks=blocks, prefix_caching=False, max_batch_prefill_tokens=48, whole_prompts=True)
+    requests = [bench.submit(prompt_of(length, length), 24) for length in (20, 12, 1, 22)]
     while bench.open:
         for row in bench.step().rows:
             assert row.start + row.count == row.request.length - 1, "its next token followed"
-    assert [len(request.generated) for request in requests] == [10] * 4
-    assert (bench.scheduler.preemptions > 0) == (blocks == 9)
+    assert [len(request.generated) for request in requests] == [24] * 4
+    assert (bench.scheduler.preemptions > 0) == (blocks == 14)
 
 
 def test_the_budget_goes_to_the_oldest_first() -> None:

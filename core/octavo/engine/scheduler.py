@@ -22,6 +22,8 @@ from octavo.kv.manager import KVCacheManager
 from octavo.kv.node import Namespace
 
 _ID = attrgetter("id")
+_AHEAD = 8
+"""Tokens that each running request has room for when another is let in, which would soon be preempted otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,12 +163,12 @@ class Scheduler:
 
     def _admit_one(self, request: Request, budget: int) -> ScheduledRow | None:
         """Let it in with its first tokens; None if tokens or blocks do not suffice."""
-        spare = self.limits.spare_slots
-        table = request.table = self.kv.admit(request.known, request.namespace, request.uses_cache, spare)
+        spare, reserved = self.limits.spare_slots, self._reserved()
+        table = request.table = self.kv.admit(request.known, request.namespace, request.uses_cache, spare, reserved)
         left = request.length - table.computed
         count = min(left, budget)
         too_long = self.limits.whole_prompts and count < left
-        if too_long or not (self._has_room(request) and self._grow(request, count)):
+        if too_long or not (self._has_room(request, reserved) and self._grow(request, count)):
             self._release(request)
             return None
         if request.cached_tokens is None:
@@ -192,12 +194,19 @@ class Scheduler:
         longest = leaders.shared(request)
         return longest > 0 and longest > self.kv.peek(request.known, request.namespace)
 
-    def _has_room(self, request: Request) -> bool:
-        """Room for all of it that is known, and a block for everyone's next tokens: else it would soon be preempted."""
+    def _reserved(self) -> int:
+        """Blocks that the running requests will soon ask for."""
+        wanted = (min(request.length + _AHEAD, request.max_length) for request in self.running)
+        blocks = (blocks_for_tokens(tokens + self.limits.spare_slots, self.kv.block_size) for tokens in wanted)
+        held = (request.table.count for request in self.running if request.table is not None)
+        return sum(blocks) - sum(held)
+
+    def _has_room(self, request: Request, reserved: int) -> bool:
+        """Room for all of it that is known, beside what those that run will soon ask for."""
         if not self.running or request.table is None:
             return True
         needed = blocks_for_tokens(request.length + self.limits.spare_slots, self.kv.block_size) - request.table.count
-        return needed + len(self.running) <= self.kv.available
+        return needed + reserved <= self.kv.available
 
     def _grow(self, request: Request, count: int) -> bool:
         assert request.table is not None, "a running request has a table"

@@ -56,13 +56,15 @@ class KVCacheManager:
         """Blocks that can be had now: the free and the evictable ones."""
         return self.pool.free_count + self.tree.evictable
 
-    def admit(self, tokens: Tokens, namespace: Namespace, use_cache: bool = True, spare_slots: int = 0) -> BlockTable:
+    def admit(
+        self, tokens: Tokens, namespace: Namespace, use_cache: bool = True, spare_slots: int = 0, reserved: int = 0
+    ) -> BlockTable:
         """Start a request on its tokens, int32 [tokens]: lock its cached prefix, which `table.computed` tells.
 
         At least one token is left to compute, and the block that it writes to is the request's own: a prefix that ends
         within a block is continued in a private copy of that block, if the whole prompt and `spare_slots` more fit
-        beside the original. No other block is taken yet. A request with use_cache=False neither reads nor feeds the
-        cache. Raises ValueError for an empty prompt.
+        beside the original and `reserved` blocks of others. No other block is taken yet. A request with
+        use_cache=False neither reads nor feeds the cache. Raises ValueError for an empty prompt.
         """
         if not tokens.size:
             raise ValueError("a request needs at least one token")
@@ -75,7 +77,7 @@ class KVCacheManager:
             table.shared = table.count
             table.computed = table.count * self.block_size
             if match.copy_tokens:
-                self._copy_on_write(table, match, tokens.size + spare_slots)
+                self._copy_on_write(table, match, tokens.size + spare_slots, reserved)
             table.cached, table.queried = table.computed, tokens.size
         return table
 
@@ -187,12 +189,12 @@ class KVCacheManager:
         everywhere = np.sort(np.concatenate(places))
         assert np.array_equal(everywhere, np.arange(1, self.pool.num_blocks)), "each block is in one place"
 
-    def _copy_on_write(self, table: BlockTable, match: Match, slots: int) -> None:
+    def _copy_on_write(self, table: BlockTable, match: Match, slots: int, reserved: int) -> None:
         """Continue a match within a block in a private copy, unless the original then stands in the prompt's way."""
         needed = blocks_for_tokens(slots, self.block_size) - table.count
         assert match.child is not None
         source_evictable = 0 if match.child.locks else 1
-        if needed > self.available - source_evictable:
+        if needed + reserved > self.available - source_evictable:
             return
         table.source = self.tree.lock_source(match)
         self._copies.append(table)
