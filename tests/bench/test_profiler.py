@@ -21,7 +21,7 @@ class Made:
 
 def test_time_goes_to_the_innermost_range() -> None:
     run = Made("octavo: Python in the engine", None, 5e6)
-    model = Made("octavo: Python in the model", run, 4e6)
+    model = Made("octavo: Python and compiled code in the model", run, 4e6)
     attention = Made("octavo: attention", model, 3e6)
     linear = Made("aten::linear", model, 0.5e6)
     events = [
@@ -37,7 +37,7 @@ def test_time_goes_to_the_innermost_range() -> None:
         ("cache write", 0.0, 0),
         ("sampling", 0.125, 1),
         ("the model's other operators", 0.5, 2),
-        ("Python in the model", 4.0, 1),
+        ("Python and compiled code in the model", 4.0, 1),
         ("Python in the engine", 5.0, 1),
     ]
     assert ProfileRow("attention", "aten::bmm", 1.0, 1) in rows
@@ -53,7 +53,7 @@ def test_time_goes_to_the_innermost_range() -> None:
     ],
 )  # fmt: skip
 def test_matrix_products_are_known_by_name(operator: str, product: bool) -> None:
-    model = Made("octavo: Python in the model", None, 0.0)
+    model = Made("octavo: Python and compiled code in the model", None, 0.0)
     products = grouped([Made(operator, model, 1e6)])[0]
     assert (products.where, products.seconds) == ("matrix products", 1.0 if product else 0.0)
 
@@ -77,7 +77,7 @@ def test_a_run_is_accounted_for(tiny: Path) -> None:
     assert sum(row.seconds for row in places.values()) == pytest.approx(seconds, rel=0.1)
     calls = {(row.where, row.operator): row.calls for row in rows}
     assert calls["attention", PYTHON] == calls["cache write", PYTHON] == 6 * 3, "6 steps of 3 layers"
-    assert calls["sampling", PYTHON] == calls["Python in the model", PYTHON] == 6
+    assert calls["sampling", PYTHON] == calls["Python and compiled code in the model", PYTHON] == 6
     assert places["matrix products"].seconds > 0
 
 

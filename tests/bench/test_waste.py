@@ -54,8 +54,8 @@ def test_prompts_take_turns_at_the_budget() -> None:
 
 
 def test_octavo_preempts_and_counts_what_it_computes_again() -> None:
-    """4 blocks of 1 for two requests that need 3: the newer gives way, loses a block to the older, and returns."""
-    served = octavo([Exchange([1], 3), Exchange([2], 3)], cache(5), block_size=1)
+    """Two that need more than they were let in beside: the newer gives way, loses a block to the older, and returns."""
+    served = octavo([Exchange([1], 30), Exchange([2], 30)], cache(33), block_size=1)
     assert (counted(served.tally), served.tally.steps) == ([(0.0, 3, 1)], 4)
     assert (served.preemptions, served.recomputed_tokens) == (1, 1)
 
