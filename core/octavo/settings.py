@@ -123,6 +123,16 @@ class Settings(BaseSettings):
         le=1,
         description="Unset max_batch_total_tokens: the cache's share of free memory (on a CPU, of a quarter of it).",
     )
+    engine_restarts: int = Field(
+        5,
+        ge=0,
+        description="How often in a row the server starts its engine again when the engine's process dies.",
+    )
+    engine_restart_seconds: float = Field(
+        1.0,
+        ge=0,
+        description="How long the server waits before it does so; twice as long each further time, a minute at most.",
+    )
     octavo_cache: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
         default_factory=_cache_folder,
         description="The folder in which octavo keeps what it made, such as the converted demo model.",
