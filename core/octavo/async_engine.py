@@ -120,17 +120,18 @@ class AsyncEngine:
         Cached prefixes never cross tenants; `cache_salt` divides further within one. `request_id` is for the log.
         Raises RequestRefused, with the numbers, if it can never be served; Draining; EngineDied.
         """
-        if self.draining:
-            raise Draining("the engine is being shut down and takes no new requests")
-        prompt = prompt_bytes(prompt_token_ids)
-        running = Running(
-            Generation(RequestOutput(None, list(prompt_token_ids), []), params, self.tokenizer, streaming=True),
-            fingerprint(prompt, params, tenant),
-            request_id,
-        )
-        self._suspects.check(running.fingerprint)
-        ticket, encoded = next(self._tickets), msgspec.Raw(msgspec.msgpack.encode(params))
-        self._supervisor.send(messages.Submit(ticket, prompt, encoded, tenant, cache_salt))
+        prompt, encoded = prompt_bytes(prompt_token_ids), msgspec.Raw(msgspec.msgpack.encode(params))
+        mark = fingerprint(prompt, params, tenant)
+        generation = Generation(RequestOutput(None, list(prompt_token_ids), []), params, self.tokenizer, streaming=True)
+        running = Running(generation, mark, request_id, leave=await self._suspects.enter(mark))
+        ticket = next(self._tickets)
+        try:
+            if self.draining:
+                raise Draining("the engine is being shut down and takes no new requests")
+            self._supervisor.send(messages.Submit(ticket, prompt, encoded, tenant, cache_salt))
+        except BaseException:
+            running.leave()
+            raise
         self._submitted[ticket] = running
         self._tell_if_idle()
         try:
@@ -139,6 +140,10 @@ class AsyncEngine:
             self._cancel(running)
             raise
         return RequestStream(running, self._cancel)
+
+    async def wait_healthy(self) -> None:
+        """Wait until the process serves. Raises EngineDied if none will be started any more."""
+        await self._supervisor.wait_healthy()
 
     async def stats(self) -> EngineStats:
         """The numbers as they stand; the last known ones while the engine is down, or in a long step."""
@@ -182,6 +187,8 @@ class AsyncEngine:
         running.cancelled = not running.accepted.done() or running.accepted.cancelled()
         running.generation.abandon(self, index)
         running.changed.set()
+        if not running.generation.sequences:
+            running.leave()
 
     def _tell_if_idle(self) -> None:
         if not self._running and not self._submitted:
@@ -205,8 +212,8 @@ class AsyncEngine:
         """The process has ended: its requests fail, and are remembered."""
         lost = self._requests()
         if lost:
-            logger.error("%d requests were lost: %s", len(lost), ", ".join(running.request_id for running in lost))
-        self._suspects.blame(running.fingerprint for running in lost)
+            logger.error("%d requests were lost with it: %s", len(lost), ", ".join(one.request_id for one in lost))
+        self._suspects.blame({running.fingerprint: running.queue_seconds is not None for running in lost})
         self._fail_all(reason)
 
     def _fail_all(self, reason: str) -> None:
@@ -255,7 +262,13 @@ class AsyncEngine:
             if running is None:  # cancelled while the step ran
                 continue
             running.queue_seconds = output.queue_seconds
-            running.generation.take(self, output)
+            running.leave()
+            try:
+                running.generation.take(self, output)
+            except Exception as error:
+                logger.exception("the text of request %s could not be put together", running.request_id)
+                running.generation.abandon(self)
+                running.fail(error)
             running.changed.set()
             if output.request_id not in running.generation.sequences:
                 self._running.pop(output.request_id, None)

@@ -19,6 +19,8 @@ class Running:
     """The same for the same prompt and parameters: to know it again when it comes back."""
     request_id: str
     """Its user's name for it, for the log."""
+    leave: Callable[[], None]
+    """Lets the next suspect in: see `octavo.engine.suspects`."""
     accepted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when something came."""
@@ -31,6 +33,7 @@ class Running:
     def fail(self, error: Exception) -> None:
         """Nothing more comes: who waits for it is told why."""
         self.error = error
+        self.leave()
         if not self.accepted.done():
             self.accepted.set_exception(error)
             self.accepted.exception()  # whoever submitted it may have gone

@@ -96,14 +96,16 @@ class Child:
 
     async def end(self, seconds: float) -> None:
         """Ask it to end, and end it if it has not within so many seconds; frees all that it took."""
-        if self._process.returncode is None and seconds > 0:
-            self.send(messages.Stop())
-            await asyncio.wait((self._ended,), timeout=seconds)
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        await self._ended
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._socket.close(0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            if self._process.returncode is None and seconds > 0:
+                self.send(messages.Stop())
+                await asyncio.wait((self._ended,), timeout=seconds)
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+            await self._ended
+        finally:
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            self._socket.close(0)
+            shutil.rmtree(self._folder, ignore_errors=True)

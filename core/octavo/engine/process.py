@@ -59,12 +59,13 @@ class Service:
             self.turn()
 
     def turn(self) -> None:
-        """Take what has arrived, waiting for it when there is nothing to run; then run a step."""
-        while self._socket.poll(0 if self.engine.busy else None):
+        """Take what has arrived, waiting for something if there is nothing to run; then run a step."""
+        patience = 0 if self.engine.busy else None
+        while not self.stopped and self._socket.poll(patience):
             self._take(self._socket.recv())
-            if self.stopped:
-                return
-        self._step()
+            patience = 0
+        if self.engine.busy and not self.stopped:
+            self._step()
 
     def _step(self) -> None:
         outputs = self.engine.step()
@@ -117,6 +118,15 @@ class Service:
         self._socket.send(messages.encode(message), zmq.NOBLOCK)
 
 
+def connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+    """The engine's end of the socket."""
+    socket = context.socket(zmq.PAIR)
+    socket.set(zmq.SNDHWM, 0)  # no limit
+    socket.set(zmq.RCVHWM, 0)
+    socket.connect(address)
+    return socket
+
+
 def main(address: str) -> int:
     """Connect to the client, load what its settings name, serve; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -125,12 +135,8 @@ def main(address: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    socket = context.socket(zmq.PAIR)
-    socket.set(zmq.SNDHWM, 0)
-    socket.set(zmq.RCVHWM, 0)
-    socket.set(zmq.LINGER, LINGER_MS)
-    socket.connect(address)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = connect(context, address)
     try:
         _serve(socket)
     except Exception as error:

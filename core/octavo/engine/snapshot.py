@@ -69,7 +69,7 @@ def snapshot(kv: KVCacheManager, ticket: int, most_nodes: int) -> CacheSnapshot:
     left_out = 0
     for node in kv.tree.nodes():
         states[node.blocks] = BLOCK_STATES.index("pinned" if node.locks else "cached")
-        seconds = 0.0 if node.locks else now - node.used
+        seconds = 0.0 if node.locks or node.parent is None else now - node.used
         idle[node.blocks] = seconds
         if len(shown) == most_nodes:
             left_out += 1

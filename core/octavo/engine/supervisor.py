@@ -36,16 +36,25 @@ class Supervisor:
         self._lose = lose
         self._child: Child | None = None
         self._task: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
+        """Set while a process serves, and when none will any more."""
 
     async def start(self) -> None:
         """Start the first process and wait until it serves. Raises EngineFailed with its reason."""
         self._child, self.info = await Child.start(self._settings)
+        self._settled.set()
         self._task = asyncio.create_task(self._supervise(self._child))
 
     @property
     def healthy(self) -> bool:
         """Is a process there that serves?"""
         return self._child is not None
+
+    async def wait_healthy(self) -> None:
+        """Wait until a process serves. Raises EngineDied if none will be started any more."""
+        await self._settled.wait()
+        if self._child is None:
+            raise EngineDied(self.down)
 
     def send(self, message: object) -> None:
         """Send to the process. Raises EngineDied when none is there."""
@@ -60,6 +69,7 @@ class Supervisor:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         child, self._child = self._child, None
+        self._settled.set()
         self.down = "the engine was shut down"
         if child is not None:
             await child.end(seconds)
@@ -73,10 +83,13 @@ class Supervisor:
                 logger.exception("what the engine sent could not be handled")
                 reason = f"was ended after an error of its client: {type(error).__name__}: {error}"
             self._child = None
-            self.down = f"the engine's process {reason}"
+            self._settled.clear()
+            again = self.restarts < self._settings.engine_restarts
+            self.down = f"the engine's process {reason}{'; it is started again' if again else ''}"
             await child.end(0)
-            self._lose(f"{self.down}; it is started again")
+            self._lose(self.down)
             child = self._child = await self._restart()
+            self._settled.set()
 
     async def _serve(self, child: Child) -> str:
         """Hand out what the process sends; returns why it has ended."""
@@ -99,15 +112,15 @@ class Supervisor:
         while self.restarts < limit:
             seconds = min(first * 2**self.restarts, LONGEST_BACKOFF)
             self.restarts += 1
-            logger.error("%s; start %d of %d follows in %.1f s", self.down, self.restarts, limit, seconds)
+            logger.error("%s, in %.1f s (%d of %d)", self.down, seconds, self.restarts, limit)
             await asyncio.sleep(seconds)
             try:
                 child, self.info = await Child.start(self._settings)
             except EngineFailed as error:
-                self.down = str(error)
+                self.down = f"the engine could not be started again: {error}"
             else:
                 logger.warning("the engine is there again")
                 return child
-        self.down = f"{self.down}; it is not started again after {limit} starts in a row"
+        self.down += f"; no further start follows, engine_restarts is {limit}"
         logger.error(self.down)
         return None
