@@ -24,6 +24,8 @@ class Live:
     """A server that answers."""
 
     url: str
+    http: Server
+    thread: threading.Thread
     service: Service
     loop: asyncio.AbstractEventLoop
 
@@ -56,7 +58,7 @@ def live(model: Path, **settings: Any) -> Iterator[Live]:
             servers.append(server)
             port = listener.getsockname()[1]
             service: Service = server.config.app.state.service  # type: ignore[union-attr]
-            ready.append(Live(f"http://127.0.0.1:{port}", service, asyncio.get_running_loop()))
+            ready.append(Live(f"http://127.0.0.1:{port}", server, thread, service, asyncio.get_running_loop()))
             told.set()
             await server.serve(sockets=[listener])
         finally:

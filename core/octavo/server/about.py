@@ -48,6 +48,7 @@ class Info(msgspec.Struct):
     max_batch_total_tokens: int
     max_batch_size: int | None
     chat_template: bool
+    engine_process_id: int
 
 
 class Model(msgspec.Struct):
@@ -164,4 +165,5 @@ def _info(service: Service) -> Info:
         max_batch_total_tokens=engine.max_batch_total_tokens,
         max_batch_size=engine.max_batch_size,
         chat_template=service.texts.has_chat_template,
+        engine_process_id=engine.process_id,
     )
