@@ -94,6 +94,7 @@ class AsyncEngine:
                 raise
         except (ValueError, OSError) as error:
             raise EngineFailed(str(error)) from error
+        await engine.stats()  # so that there are last known numbers
         return engine
 
     @property

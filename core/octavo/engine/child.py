@@ -43,18 +43,22 @@ class Child:
         folder = tempfile.mkdtemp(prefix="octavo-")  # nobody else may enter it
         address = f"ipc://{folder}/engine"
         socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
-        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
-            socket.set(option, 0)
-        socket.bind(address)
-        command = (sys.executable, "-P", "-m", "octavo.engine.process", address)
-        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE)
-        child = cls(process, socket, folder)
+        child = None
         try:
+            for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
+                socket.set(option, 0)
+            socket.bind(address)
+            command = (sys.executable, "-P", "-m", "octavo.engine.process", address)
+            process = await asyncio.create_subprocess_exec(*command, stdin=PIPE)
+            child = cls(process, socket, folder)
             given = settings.model_dump(mode="json", exclude_unset=True)
             socket.send(messages.encode(messages.Start(given)))  # it goes out when the process has connected
             return child, await child._ready()
         except BaseException:
-            await child.end(0)
+            if child is not None:
+                await child.end(0)
+            socket.close(0)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
 
     async def _ready(self) -> messages.EngineInfo:
@@ -82,6 +86,11 @@ class Child:
         sent = asyncio.ensure_future(self._socket.send(messages.encode(message), zmq.NOBLOCK))
         if sent.done() and not sent.cancelled():
             sent.exception()
+
+    @property
+    def alive(self) -> bool:
+        """Is the process there?"""
+        return self._process.returncode is None
 
     @property
     def obituary(self) -> str:

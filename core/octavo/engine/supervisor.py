@@ -48,7 +48,7 @@ class Supervisor:
     @property
     def healthy(self) -> bool:
         """Is a process there that serves?"""
-        return self._child is not None
+        return self._child is not None and self._child.alive
 
     async def wait_healthy(self) -> None:
         """Wait until a process serves. Raises EngineDied if none will be started any more."""
