@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Coroutine, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,14 @@ class Live:
         """Blocks in use, and requests in the engine."""
         stats = self.run(self.service.engine.stats())
         return stats.blocks_held, stats.running + stats.waiting
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Ask again and again; each question takes the server or its engine a moment."""
+    ends = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < ends
+        time.sleep(0.005)  # leaves the core to those who are asked; it is not what makes the answer come true
 
 
 @contextmanager

@@ -2,8 +2,7 @@
 
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +12,7 @@ import pytest
 
 from tests import checkpoints
 from tests.checkpoints import EOS
-from tests.server.live import Live, live
+from tests.server.live import Live, live, until
 
 ORIGIN = "https://pages.example"
 LONG: dict[str, Any] = {"prompt": "count", "max_tokens": 32_000, "logit_bias": {str(EOS): -100}, "stream": True}
@@ -45,13 +44,6 @@ def http(server: Live) -> Iterator[httpx.Client]:
 
 def key(name: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {name}"}
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Ask again and again; each time the engine is asked, so that this is no busy waiting."""
-    ends = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < ends
 
 
 def test_every_route_but_health_needs_a_key(server: Live) -> None:
@@ -191,3 +183,4 @@ def test_a_deadline_ends_what_takes_longer(server: Live, http: httpx.Client, str
     assert "not answered within its 0.5 s" in response.text
     assert "[DONE]" not in response.text
     until(lambda: server.held() == (0, 0))
+    assert 'tgi_request_failure{err="timeout"}' in http.get("/metrics").text

@@ -6,8 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typer.testing import CliRunner
 from octavo.cli import app
 from tests import checkpoints
 from tests.checkpoints import EOS
-from tests.server.live import live
+from tests.server.live import live, until
 
 LONG: dict[str, Any] = {"prompt": "count", "max_tokens": 32_000, "logit_bias": {str(EOS): -100}, "stream": True}
 SOME: dict[str, Any] = LONG | {"max_tokens": 300}
@@ -59,13 +58,6 @@ def octavo_serve(model: Path, *arguments: str) -> Iterator[tuple[subprocess.Pope
     finally:
         process.kill()
         process.communicate()
-
-
-def until(true: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.02)  # a pause between questions, not what makes the answer come true
 
 
 def is_healthy(http: httpx.Client) -> bool:

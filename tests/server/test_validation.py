@@ -29,10 +29,10 @@ def tgi(http: httpx.Client, route: str = "/generate", **parameters: Any) -> http
             {"max_new_tokens": 1024},
             "`inputs` tokens + `max_new_tokens` must be <= 1024. Given: 17 `inputs` tokens and 1024 `max_new_tokens`",
         ),
-        ({"grammar": {"type": "json", "value": {}}}, "`grammar` is not supported yet"),
-        ({"grammar": {}}, "`grammar` is not supported yet"),
-        ({"adapter_id": "a"}, "`adapter_id` is not supported yet"),
-        ({"watermark": True}, "`watermark` is not supported yet"),
+        ({"grammar": {"type": "json", "value": {}}}, "`parameters.grammar`: it is not supported yet: leave it out"),
+        ({"grammar": {}}, "`parameters.grammar`: it is not supported yet: leave it out"),
+        ({"adapter_id": "a"}, "`parameters.adapter_id`: it is not supported yet: leave it out"),
+        ({"watermark": True}, "`parameters.watermark`: it is not supported yet: leave it out"),
     ],
 )
 def test_tgis_rules(http: httpx.Client, parameters: dict[str, Any], message: str) -> None:
@@ -196,6 +196,8 @@ def test_unknown_fields_and_routes(http: httpx.Client) -> None:
     assert response.json()["error_type"] == "not_found"
     assert (response := http.get("/v1/completions")).status_code == 405
     assert response.json()["error"]["code"] == "method_not_allowed"
+    assert http.put("/docs").headers["allow"]
+    assert http.put("/").headers["allow"] == "GET, POST"
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan", "inf"])

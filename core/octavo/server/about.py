@@ -82,19 +82,11 @@ class TokenizeRequest(Body):
 
 def routes(service: Service) -> APIRouter:
     """The routes, bound to a running server."""
-    router = APIRouter(tags=["About"])
+    router = APIRouter(tags=["About"], default_response_class=Response)
     started = int(time.time())
 
-    @router.get("/", responses=responses(only=[503]))
-    @router.get("/ping", responses=responses(only=[503]))
-    @router.get("/health", responses=responses(only=[503]))
-    async def health() -> Response:
-        """Can the server answer? Needs no API key."""
-        if service.engine.draining:
-            raise errors.ApiError(503, "healthcheck", "unhealthy: the server is shutting down")
-        if not service.engine.healthy:
-            raise errors.ApiError(503, "healthcheck", "unhealthy: the engine is down")
-        return Response()
+    _health(router, service)
+    _tokens(router, service)
 
     @router.get("/info", responses=responses(Info, only=[401]))
     async def info() -> Response:
@@ -106,12 +98,30 @@ def routes(service: Service) -> APIRouter:
         """The model."""
         return _json(Models([Model(service.model, started, service.model)]))
 
-    @router.get("/metrics", responses=responses(only=[401]))
+    @router.get("/metrics", responses=responses(only=[401], text="text/plain"))
     async def metrics() -> Response:
         """For Prometheus."""
         text = service.metrics.text(await service.engine.stats(), service.engine.healthy)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
+    return router
+
+
+def _health(router: APIRouter, service: Service) -> None:
+    async def health() -> Response:
+        """Can the server answer? Needs no API key."""
+        if service.engine.draining:
+            raise errors.ApiError(503, "healthcheck", "unhealthy: the server is shutting down")
+        if not service.engine.healthy:
+            raise errors.ApiError(503, "healthcheck", "unhealthy: the engine is down")
+        return Response()
+
+    for path in ("/health", "/ping", "/"):
+        router.get(path, responses=responses(only=[503]))(health)
+        router.head(path, include_in_schema=False)(health)
+
+
+def _tokens(router: APIRouter, service: Service) -> None:
     @router.post("/tokenize", responses=responses(TokenizedToken, several=True, only=_CHECKED))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """A text's tokens, and where they stand in it."""
@@ -126,8 +136,6 @@ def routes(service: Service) -> APIRouter:
             return ChatTokenizeResponse(await service.texts.offsets(text, special_tokens=False), text)
 
         return _json(await answer(request, work(), service.caller(request).seconds))
-
-    return router
 
 
 _CHECKED = (400, 401, 413, 422, 500, 504)

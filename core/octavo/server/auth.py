@@ -36,7 +36,7 @@ class ApiKeys:
         await self.app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
-        return scope["path"] in OPEN or (scope["path"] == "/" and scope["method"] == "GET")
+        return scope["path"] in OPEN or (scope["path"] == "/" and scope["method"] in ("GET", "HEAD"))
 
     def _tenant(self, authorization: str) -> str | None:
         """All keys are compared, each in constant time: how long it takes says nothing about any of them."""

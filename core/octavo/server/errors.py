@@ -59,11 +59,6 @@ def invalid(message: str, param: str | None = None) -> ApiError:
     return ApiError(422, "validation", f"Input validation error: {message}", param)
 
 
-def not_supported(param: str, way_out: str = "leave it out") -> ApiError:
-    """A field that clients know and octavo does not serve yet."""
-    return invalid(f"`{param}` is not supported yet: {way_out}", param)
-
-
 def overloaded(limit: int) -> ApiError:
     """The server holds as many sequences as it may."""
     message = f"Model is overloaded: all {limit} places of max_concurrent_requests are taken, try again"
@@ -145,7 +140,11 @@ def install(app: FastAPI) -> None:
 def _of_starlette(request: Request, error: HTTPException) -> ApiError:
     kinds = {404: "not_found", 405: "method_not_allowed"}
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return ApiError(error.status_code, kinds.get(error.status_code, "validation"), message, headers=error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # the router names the methods of the first route with this path alone
+        methods = request.app.openapi()["paths"].get(request.url.path, {})
+        headers["Allow"] = ", ".join(method.upper() for method in sorted(methods)) or headers["Allow"]
+    return ApiError(error.status_code, kinds.get(error.status_code, "validation"), message, headers=headers)
 
 
 def _of_pydantic(problems: Any) -> ApiError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ from prometheus_client.registry import Collector
 from octavo.hooks import StepStats
 from octavo.server import errors
 from octavo.server.meter import Meter
-from octavo.server.sse import ClientGone
 
 if TYPE_CHECKING:
     from octavo.async_engine import EngineInfo, EngineStats
@@ -105,16 +103,17 @@ class Metrics:
         self.per_output = seconds("octavo_time_per_output_token_seconds", "Mean seconds between an answer's tokens.")
 
     @contextmanager
-    def request(self, meter: Meter) -> Iterator[None]:
-        """Count one request, and how it ends."""
+    def request(self, meter: Meter, deadline: float | None) -> Iterator[None]:
+        """Count one request, and how it ends; `deadline`, seconds, tells why it was cancelled."""
         self.counts.add("tgi_request_count")
         try:
             yield
         except Exception as error:
             self.counts.add("tgi_request_failure", err=_kind(error))
             raise
-        except BaseException:  # cancelled: its client is gone
-            self.counts.add("tgi_request_failure", err="dropped")
+        except BaseException:  # cancelled: its time is over, or its client is gone
+            over = deadline is not None and meter.total >= deadline
+            self.counts.add("tgi_request_failure", err="timeout" if over else "dropped")
             raise
         self.counts.add("tgi_request_success")
         self._observe(meter)
@@ -165,7 +164,5 @@ class Metrics:
 
 def _kind(error: Exception) -> str:
     """TGI's label of a failure."""
-    if isinstance(error, ClientGone | asyncio.CancelledError):
-        return "dropped"
     known = errors.of_engine(error)
     return "internal" if known is None else {"template_error": "template"}.get(known.kind, known.kind)

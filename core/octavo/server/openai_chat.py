@@ -26,7 +26,7 @@ from octavo.server.sse import DONE, EventStream, answer, event
 
 def routes(service: Service) -> APIRouter:
     """The route, bound to a running server."""
-    router = APIRouter(tags=["OpenAI"])
+    router = APIRouter(tags=["OpenAI"], default_response_class=Response)
 
     @router.post("/v1/chat/completions", responses=responses(ChatCompletion, stream=ChatCompletionChunk, openai=True))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:

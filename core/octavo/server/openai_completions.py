@@ -36,7 +36,7 @@ class Prompt:
 
 def routes(service: Service) -> APIRouter:
     """The route, bound to a running server."""
-    router = APIRouter(tags=["OpenAI"])
+    router = APIRouter(tags=["OpenAI"], default_response_class=Response)
 
     @router.post("/v1/completions", responses=responses(Completion, stream=Completion, openai=True))
     async def completions(body: CompletionRequest, request: Request) -> Response:

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from octavo import SamplingParams
-from octavo.server.errors import invalid, not_supported
-from octavo.server.schema import Body, NonEmpty, Salt, Text
+from octavo.server.errors import invalid
+from octavo.server.schema import Body, NonEmpty, Nothing, Salt, Text, unsupported
 from octavo.settings import Settings
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+NoItems = Annotated[list[Any], Field(max_length=0)]
 Penalty = Annotated[float | None, Field(ge=-2, le=2)]
 Item = TypeVar("Item")
 Several = Annotated[list[Item], Field(min_length=1)]
 Tokens = Annotated[int | None, Field(gt=0, le=2**31 - 1)]
+
+
+_BIASES = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+}
+
+
+class TextFormat(Body):
+    """Text as it comes."""
+
+    type: Literal["text"]
 
 
 class StreamOptions(Body):
@@ -40,15 +54,17 @@ class CommonRequest(Body):
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    seed: int | None = Field(default=None, ge=-(2**63), le=2**64 - 1, description="The same seed, the same tokens.")
+    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1, description="The same seed, the same tokens.")
     frequency_penalty: Penalty = None
     presence_penalty: Penalty = None
-    logit_bias: dict[str, Bias] | None = Field(default=None, description="By token id.")
+    logit_bias: Annotated[dict[str, Bias], WithJsonSchema(_BIASES)] | None = Field(
+        default=None, description="By token id."
+    )
     top_k: int | None = Field(default=None, ge=-1, le=2**31 - 1, description="octavo's own; 0 and -1: off.")
     min_p: float | None = Field(default=None, ge=0, le=1, description="octavo's own.")
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100, description="octavo's own.")
     cache_salt: Salt = None
-    response_format: Any = Field(default=None, description="Not supported yet: only null or {type: text}.")
+    response_format: Annotated[TextFormat | None, unsupported({"type": "text"})] = None
 
     @property
     def wants_usage(self) -> bool:
@@ -74,7 +90,7 @@ class CompletionRequest(CommonRequest):
     )
     logprobs: int | None = Field(default=None, ge=0, description="Likeliest tokens to return at each place.")
     echo: bool | None = Field(default=None, description="Put the prompt in front of the answer; not in streams.")
-    suffix: str | None = Field(default=None, description="Not supported: only null.")
+    suffix: Nothing = None
 
 
 class TextPart(Body):
@@ -84,10 +100,18 @@ class TextPart(Body):
     text: Text
 
 
+def _content_is_required(schema: dict[str, Any]) -> None:
+    """Only turns with tool calls have none, and those are for templates alone."""
+    schema["required"].append("content")
+    content = schema["properties"]["content"]
+    content["anyOf"] = [kind for kind in content["anyOf"] if kind != {"type": "null"}]
+    del content["default"]
+
+
 class Message(Body):
     """A turn of a chat. Other fields are there for templates that use them."""
 
-    model_config = Body.model_config | {"extra": "allow"}
+    model_config = Body.model_config | {"extra": "allow", "json_schema_extra": _content_is_required}
 
     role: str = Field(min_length=1)
     content: Text | list[TextPart] | None = None
@@ -114,8 +138,8 @@ class ChatRequest(CommonRequest):
     max_completion_tokens: Tokens = Field(default=None, description="The newer name of max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, description="Likeliest tokens to return at each place.")
-    tools: Any = Field(default=None, description="Not supported yet: only null or [].")
-    tool_choice: Any = Field(default=None, description='Not supported yet: only null, "none" or "auto".')
+    tools: Annotated[NoItems | None, unsupported([])] = None
+    tool_choice: Annotated[Literal["none", "auto"] | None, unsupported("none", "auto")] = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="octavo's own: variables of the template."
     )
@@ -140,7 +164,6 @@ def sampling(asked: CommonRequest, settings: Settings, top: int | None, best_of:
     name = "top_logprobs" if isinstance(asked, ChatRequest) else "logprobs"
     if (top or 0) > (most := settings.max_top_n_tokens):
         raise invalid(f"`{name}` must be >= 0 and <= {most} (max_top_n_tokens). Given: {top}", name)
-    _check_supported(asked)
     return SamplingParams(
         max_tokens=asked.most_tokens(),
         temperature=1.0 if asked.temperature is None else asked.temperature,
@@ -164,15 +187,3 @@ def _bias(biases: dict[str, float]) -> dict[int, float]:
         if not token.isdecimal() or len(token) > 10:
             raise invalid(f"`logit_bias` takes token ids for keys. Given: {token[:40]!r}", "logit_bias")
     return {int(token): bias for token, bias in biases.items()}
-
-
-def _check_supported(asked: CommonRequest) -> None:
-    if asked.response_format not in (None, {"type": "text"}):
-        raise not_supported("response_format", "leave it out, or give {type: text}")
-    if isinstance(asked, ChatRequest):
-        if asked.tools:
-            raise not_supported("tools")
-        if asked.tool_choice not in (None, "none", "auto"):
-            raise not_supported("tool_choice")
-    if isinstance(asked, CompletionRequest) and asked.suffix:
-        raise not_supported("suffix")

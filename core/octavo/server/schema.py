@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from octavo.server.errors import ErrorBody, OpenAIErrorBody
 
@@ -27,7 +28,27 @@ Salt = Annotated[
         description="Cached prefixes are shared only by requests of the same API key and the same salt.",
     ),
 ]
-Seed = Annotated[int | None, Field(ge=0, le=2**64 - 1, description="The same seed, the same tokens.")]
+_SEED = {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}  # pydantic would say the maximum as a rounded float
+Seed = Annotated[
+    Annotated[int, Field(ge=0, le=2**64 - 1), WithJsonSchema(_SEED)] | None,
+    Field(description="The same seed, the same tokens."),
+]
+
+
+def unsupported(*taken: object) -> BeforeValidator:
+    """A field of which octavo serves only these values; its type says them once more, for the description."""
+
+    def check(value: object) -> object:
+        if value is not None and not any(type(value) is type(one) and value == one for one in taken):
+            allowed = "leave it out" + "".join(f", or give {json.dumps(one)}" for one in taken)
+            raise ValueError(f"it is not supported yet: {allowed}")
+        return value
+
+    return BeforeValidator(check)
+
+
+Nothing = Annotated[None, unsupported()]
+
 
 _ERRORS = {
     400: "The body is not JSON.",
@@ -53,10 +74,11 @@ def responses(
     *,
     several: bool = False,
     stream: type[msgspec.Struct] | None = None,
+    text: str | None = None,
     openai: bool = False,
     only: Sequence[int] = tuple(_ERRORS),
 ) -> dict[int | str, dict[str, Any]]:
-    """What a route answers with: its JSON, its events, and the errors."""
+    """What a route answers with: its JSON, its events, its text of a media type, or nothing; and the errors."""
     error = reference(OpenAIErrorBody if openai else ErrorBody)
     said: dict[int | str, dict[str, Any]] = {
         status: {"description": meaning, "content": {"application/json": {"schema": error}}}
@@ -67,10 +89,15 @@ def responses(
     if struct is not None:
         content["application/json"] = {"schema": reference(struct, several=several)}
     if stream is not None:
-        told = f"Server-sent events, the data of each a {stream.__name__}."
-        content["text/event-stream"] = {"schema": {"type": "string", "description": told}}
-    if content:
-        said[200] = {"description": "The answer.", "content": content}
+        data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json"}
+        data["contentSchema"] = reference(stream)
+        if openai:
+            data = {"type": "string", "description": f"A {stream.__name__} as JSON; the last is [DONE]."}
+        event = {"type": "object", "required": ["data"], "properties": {"data": data}}
+        content["text/event-stream"] = {"itemSchema": event}
+    if text is not None:
+        content[text] = {"schema": {"type": "string"}}
+    said[200] = {"description": "The answer."} | ({"content": content} if content else {})
     return said
 
 

@@ -64,7 +64,7 @@ class Service:
     def counted(self, caller: Caller, sequences: int) -> Iterator[Meter]:
         """Hold places for a request's sequences while it runs, and measure it."""
         meter = Meter()
-        with self.metrics.request(meter):
+        with self.metrics.request(meter, caller.seconds):
             try:
                 with self.admission.places(sequences):
                     yield meter

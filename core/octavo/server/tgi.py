@@ -36,7 +36,7 @@ REASONS: dict[str, Reason] = {"length": "length", "eos": "eos_token", "stop": "s
 
 def routes(service: Service) -> APIRouter:
     """The routes, bound to a running server."""
-    router = APIRouter(tags=["Text generation inference"])
+    router = APIRouter(tags=["Text generation inference"], default_response_class=Response)
 
     @router.post("/generate", responses=responses(GenerateResponse))
     async def generate(body: GenerateRequest, request: Request) -> Response:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from pydantic import Field
 
 from octavo import SamplingParams
-from octavo.server.errors import invalid, not_supported
-from octavo.server.schema import Body, NonEmpty, Salt, Seed
+from octavo.server.errors import invalid
+from octavo.server.schema import Body, NonEmpty, Nothing, Salt, Seed, unsupported
 from octavo.settings import Settings
 
 Share = Annotated[float | None, Field(gt=0, lt=1)]
@@ -34,15 +34,15 @@ class GenerateParameters(Body):
     return_full_text: bool | None = Field(default=None, description="Put the prompt in front of the answer.")
     stop: list[NonEmpty] | None = Field(default=None, description="Texts that end the answer; the text stays in it.")
     truncate: int | None = Field(default=None, gt=0, description="Keep this many tokens of the prompt, the last ones.")
-    watermark: Annotated[bool | None, Field(description="Not supported: only false.")] = None
+    watermark: Annotated[Literal[False] | None, unsupported(False)] = None
     details: bool | None = Field(default=None, description="Return the tokens too.")
     decoder_input_details: bool | None = Field(
         default=None, description="Return the prompt's tokens too; not in streams."
     )
     seed: Seed = None
     top_n_tokens: int | None = Field(default=None, ge=0, description="Likeliest tokens to return at each place.")
-    grammar: Any = Field(default=None, description="Not supported yet: only null.")
-    adapter_id: str | None = Field(default=None, description="Not supported yet: only null.")
+    grammar: Nothing = None
+    adapter_id: Nothing = None
 
     @property
     def wants_details(self) -> bool:
@@ -179,6 +179,3 @@ def _check(asked: GenerateParameters, settings: Settings, stream: bool) -> None:
         raise invalid(f"`stop` supports up to {most} stop sequences. Given: {count}", "stop")
     if (top := asked.top_n_tokens or 0) > (most := settings.max_top_n_tokens):
         raise invalid(f"`top_n_tokens` must be >= 0 and <= {most}. Given: {top}", "top_n_tokens")
-    for name in ("grammar", "adapter_id", "watermark"):
-        if getattr(asked, name) not in (None, False):
-            raise not_supported(name)
