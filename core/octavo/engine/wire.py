@@ -67,8 +67,8 @@ def prompt_bytes(token_ids: Sequence[int]) -> bytes:
     """Token ids as int64, little endian. Raises RequestRefused for what is no list of whole numbers."""
     try:
         tokens = np.asarray(token_ids)
-        if tokens.size and not np.issubdtype(tokens.dtype, np.integer):
-            raise TypeError(f"they are {tokens.dtype}")
+        if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu") or tokens.dtype == np.uint64:
+            raise TypeError(f"{tokens.ndim} dimensions of {tokens.dtype}")
         return tokens.astype("<i8").tobytes()
     except (OverflowError, TypeError, ValueError) as error:
         raise RequestRefused(f"the prompt is no list of token ids: {error}") from None
