@@ -54,7 +54,7 @@ class CommonRequest(Body):
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1, description="The same seed, the same tokens.")
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="The same seed, the same tokens.")
     frequency_penalty: Penalty = None
     presence_penalty: Penalty = None
     logit_bias: Annotated[dict[str, Bias], WithJsonSchema(_BIASES)] | None = Field(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import FastAPI
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from octavo.server.errors import ErrorBody, OpenAIErrorBody
 
@@ -28,11 +28,8 @@ Salt = Annotated[
         description="Cached prefixes are shared only by requests of the same API key and the same salt.",
     ),
 ]
-_SEED = {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}  # pydantic would say the maximum as a rounded float
-Seed = Annotated[
-    Annotated[int, Field(ge=0, le=2**64 - 1), WithJsonSchema(_SEED)] | None,
-    Field(description="The same seed, the same tokens."),
-]
+# An exclusive maximum: the description is written with floats, of which 2**64 - 1 is none.
+Seed = Annotated[int | None, Field(ge=0, lt=2**64, description="The same seed, the same tokens.")]
 
 
 def unsupported(*taken: object) -> BeforeValidator:
