@@ -218,12 +218,11 @@ class AsyncEngine:
         self._fail_all(reason)
 
     def _fail_all(self, reason: str) -> None:
-        error = EngineDied(reason)
         for running in self._requests():
-            running.fail(error)
+            running.fail(EngineDied(reason))
         for answer in self._asked.values():
             if not answer.done():
-                answer.set_exception(error)
+                answer.set_exception(EngineDied(reason))
         self._running.clear()
         self._submitted.clear()
         self._tell_if_idle()
@@ -250,8 +249,11 @@ class AsyncEngine:
 
     def _accept(self, message: messages.Accepted) -> None:
         running = self._submitted.pop(message.ticket)
-        running.generation.begin(message.sequences)
         self._running |= dict.fromkeys(message.sequences, running)
+        try:
+            running.generation.begin(message.sequences)
+        except Exception as error:
+            self._spoilt(running, message.sequences, error)
         if running.cancelled:
             self._cancel(running)
         elif not running.accepted.done():
@@ -267,15 +269,24 @@ class AsyncEngine:
             try:
                 running.generation.take(self, output)
             except Exception as error:
-                logger.exception("the text of request %s could not be put together", running.request_id)
-                running.generation.abandon(self)
-                running.fail(error)
+                self._spoilt(running, list(running.generation.sequences), error)
             running.changed.set()
             if output.request_id not in running.generation.sequences:
                 self._running.pop(output.request_id, None)
                 self._ended(running)
         if self.on_step is not None:
-            self.on_step(outputs.step)
+            try:
+                self.on_step(outputs.step)
+            except Exception:
+                logger.exception("on_step raised, and is not called again")
+                self.on_step = None
+
+    def _spoilt(self, running: Running, sequences: Sequence[int], error: Exception) -> None:
+        """Its text cannot be put together: no affair of the others."""
+        logger.error("the text of request %s could not be put together", running.request_id, exc_info=error)
+        for sequence in sequences:
+            self.cancel(sequence)
+        running.fail(error)
 
     def _ended(self, running: Running) -> None:
         if not running.generation.sequences:

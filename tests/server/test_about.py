@@ -10,7 +10,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from octavo.server.logs import JsonLines
+from octavo.logs import JsonLines
 from tests.checkpoints import byte_tokenizer
 from tests.server.live import Live, until
 

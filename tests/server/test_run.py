@@ -140,7 +140,7 @@ def test_a_second_signal_ends_at_once(model: Path) -> None:
     ],
 )
 def test_a_start_that_cannot_be(arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.server.logs.configure", lambda as_json: None)  # the log is pytest's
+    monkeypatch.setattr("octavo.logs.configure", lambda as_json: None)  # the log is pytest's
     result = CliRunner().invoke(app, ["serve", "--host", "127.0.0.1", "--port", "0", *arguments])
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
@@ -148,7 +148,7 @@ def test_a_start_that_cannot_be(arguments: list[str], message: str, monkeypatch:
 
 
 def test_a_port_in_use_is_told_before_the_model_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.server.logs.configure", lambda as_json: None)
+    monkeypatch.setattr("octavo.logs.configure", lambda as_json: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = CliRunner().invoke(app, ["serve", "/nowhere/at/all", "--host", "127.0.0.1", "--port", str(port)])

@@ -49,8 +49,7 @@ class Child:
                 socket.set(option, 0)
             socket.bind(address)
             command = (sys.executable, "-P", "-m", "octavo.engine.process", address)
-            process = await asyncio.create_subprocess_exec(*command, stdin=PIPE)
-            child = cls(process, socket, folder)
+            child = cls(await _spawn(*command), socket, folder)
             given = settings.model_dump(mode="json", exclude_unset=True)
             socket.send(messages.encode(messages.Start(given)))  # it goes out when the process has connected
             return child, await child._ready()
@@ -118,3 +117,15 @@ class Child:
                 self._process.stdin.close()
             self._socket.close(0)
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+async def _spawn(*command: str) -> Process:
+    """Start a process whose stdin ends with this one. Cancelled halfway, it would leave one that nobody knows."""
+    spawning = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, stdin=PIPE))
+    try:
+        return await asyncio.shield(spawning)
+    except asyncio.CancelledError:
+        process = await spawning
+        process.kill()
+        await process.wait()
+        raise

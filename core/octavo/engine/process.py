@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from octavo import __version__
+from octavo import __version__, logs
 from octavo.engine import messages
 from octavo.engine.build import Built, open_engine
 from octavo.engine.request import FinishReason
@@ -129,8 +129,6 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket
 
 def main(address: str) -> int:
     """Connect to the client, load what its settings name, serve; returns the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     # A Ctrl-C at the terminal and a service manager's stop reach this process too: its parent ends it when it is time.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -156,7 +154,9 @@ def _serve(socket: zmq.Socket[bytes]) -> None:
     message = messages.decode_to_engine(socket.recv())
     if not isinstance(message, messages.Start):
         raise ValueError(f"the first message is {type(message).__name__}, not Start")
-    settings, plugins = Settings(**message.settings), installed_plugins()
+    settings = Settings(**message.settings)
+    logs.configure(settings.json_output)
+    plugins = installed_plugins()
     loaded, built = open_engine(settings, plugins)
     socket.send(messages.encode(messages.Ready(describe(settings, loaded, built))))
     Service(built.engine, socket, loaded.tokenizer).run()

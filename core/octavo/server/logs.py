@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
 import uuid
-from datetime import UTC, datetime
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -52,28 +49,3 @@ class RequestLog:
             }  # fmt: skip
             level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
             logger.log(level, "%(method)s %(path)s %(status)d in %(seconds).3f s", fields, extra={"fields": fields})
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and what the record brings in `fields`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        line: dict[str, Any] = {
-            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
-def configure(as_json: bool) -> None:
-    """Send everybody's log to standard error, for people or for machines."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # the hub's requests

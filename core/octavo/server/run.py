@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import uvicorn
 import uvloop
 
+from octavo import logs
 from octavo.async_engine import AsyncEngine
-from octavo.server import logs
 from octavo.server.app import create_app
 from octavo.settings import Settings, SettingsError
 
