@@ -2,6 +2,7 @@
 
 import json
 import socket
+import statistics
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -176,6 +177,22 @@ def test_openai_completions_with_logprobs_and_echo(client: openai.OpenAI, refere
     first, *others = list[Any](logprobs.token_logprobs or [])  # the client's types know no echo
     assert first is None
     assert others == [pytest.approx(value, abs=1e-4) for value in log_probabilities(reference, ids)]
+
+
+def test_openai_returns_the_best_of_several(client: openai.OpenAI) -> None:
+    """All of them are paid for; the one returned is the likeliest of those that the seed gives."""
+    ask: Any = {"model": "octavo", "prompt": PROMPT, "max_tokens": 8, "seed": 3, "logprobs": 0}
+    answer = client.completions.create(best_of=2, **ask)
+    (best,) = answer.choices
+    assert answer.usage is not None
+    assert 8 < answer.usage.completion_tokens <= 16
+    both = client.completions.create(n=2, **ask).choices
+    means = {choice.text: mean(choice.logprobs) for choice in both}
+    assert best.text == max(means, key=means.__getitem__)
+
+
+def mean(logprobs: Any) -> float:
+    return statistics.fmean(logprobs.token_logprobs)
 
 
 def test_openai_stops_in_front_of_the_text(client: openai.OpenAI, reference: Any) -> None:
