@@ -1,5 +1,6 @@
 """`octavo serve` as a process: its end by signals, the death of its engine, and a start that cannot be."""
 
+import asyncio
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,9 +18,11 @@ import pytest
 from typer.testing import CliRunner
 
 from octavo.cli import app
+from octavo.server.run import Server
+from octavo.settings import Settings
 from tests import checkpoints
 from tests.checkpoints import EOS
-from tests.server.live import live, until
+from tests.server.live import Live, live, until
 
 LONG: dict[str, Any] = {"prompt": "count", "max_tokens": 32_000, "logit_bias": {str(EOS): -100}, "stream": True}
 SOME: dict[str, Any] = LONG | {"max_tokens": 300}
@@ -116,19 +120,34 @@ def test_what_does_not_finish_is_told_so(model: Path) -> None:
         assert not server.http.force_exit
 
 
-def test_a_second_signal_ends_at_once(model: Path) -> None:
-    with live(model, max_batch_total_tokens=65_536) as server:
-        with (
-            httpx.Client(base_url=server.url, timeout=120) as http,
-            http.stream("POST", "/v1/completions", json=LONG) as response,
-        ):
-            lines = response.iter_lines()
-            next(lines)
-            for _ in range(2):
-                server.loop.call_soon_threadsafe(server.http.stop)
-            server.thread.join(60)
-            assert not server.thread.is_alive()
-        assert server.http.force_exit
+def test_a_second_signal_ends_at_once(server: Live) -> None:
+    """In this process, and without an engine: what runs is a request whose body never comes."""
+    real = server.service.engine
+    told: list[float] = []
+
+    async def drain(seconds: float) -> None:
+        told.append(seconds)
+
+    engine: Any = SimpleNamespace(info=real.info, tokenizer=real.tokenizer, on_step=None, drain=drain)
+
+    async def work() -> None:
+        http = Server(engine, Settings(graceful_termination_timeout=1000))
+        listener = socket.create_server(("127.0.0.1", 0))
+        serving = asyncio.create_task(http.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"
+        writer.write(head + b"Expect: 100-continue\r\n\r\n")
+        assert b"100" in await reader.readline()  # it runs, and so the signals have their handlers
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not told:
+            await asyncio.sleep(0)
+        assert (told, http.force_exit, serving.done()) == ([1000], False, False)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.wait_for(serving, 120)
+        assert http.force_exit
+        writer.close()
+
+    asyncio.run(work())
 
 
 @pytest.mark.parametrize(
