@@ -95,8 +95,7 @@ def behind_sockets() -> Iterator[Connect]:
 
         def make(answers: Answers) -> Client:
             mine = sockets.enter_context(context.socket(zmq.PAIR))
-            for option in (zmq.SNDHWM, zmq.RCVHWM):
-                mine.set(option, 0)
+            mine.set(zmq.RCVHWM, 1)  # all that waits has to wait on the engine's side
             mine.bind("inproc://engine")
             theirs = sockets.enter_context(connect(context, "inproc://engine"))
             return Client(Service(answers.engine, theirs), answers, mine)

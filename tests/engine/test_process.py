@@ -118,6 +118,8 @@ def test_a_request_that_cannot_be_is_refused_by_its_ticket(
     assert answer.ticket == client.tickets
     with pytest.raises(ValueError, match=reason):
         raise ValueError(answer.reason)
+    assert "Error: " not in answer.reason
+    assert "Refused: " not in answer.reason
     assert not client.service.engine.busy
 
 
