@@ -254,9 +254,14 @@ asyncio.run(main())
 """
 
 
-def test_no_process_outlives_its_parent(folder: Path) -> None:
+def test_nothing_outlives_a_parent_that_is_killed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", PARENT, folder], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         process = int(parent.stdout.readline())
+        assert list(tmp_path.glob("octavo-*"))
         parent.kill()
     assert has_ended(process)
+    assert not list(tmp_path.glob("octavo-*"))

@@ -7,11 +7,13 @@ in it is bounded by the requests' own limits, and the client takes it off at onc
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -132,7 +134,7 @@ def main(address: str) -> int:
     # A Ctrl-C at the terminal and a service manager's stop reach this process too: its parent ends it when it is time.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(address,), daemon=True).start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = connect(context, address)
     try:
@@ -189,10 +191,14 @@ def describe(settings: Settings, loaded: LoadedModel, built: Built) -> messages.
     )
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(address: str) -> None:
     """End when the parent has, in the middle of a step if need be: it holds the other end of stdin."""
     while os.read(0, 4096):
         pass
+    with contextlib.suppress(OSError):  # a parent that was killed has left them
+        socket_file = Path(address.removeprefix("ipc://"))
+        socket_file.unlink()
+        socket_file.parent.rmdir()
     os._exit(0)
 
 
