@@ -62,12 +62,12 @@ clean:
 # Stamps: an install is repeated when the metadata or the pins changed, or when .venv was made anew.
 .venv/octavo: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "==> Installing octavo into .venv (PyTorch is large: a few minutes the first time)"
-	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable .
+	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable '.[serve]'
 	@touch $@
 
 .venv/octavo-dev: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "==> Installing octavo with its test, lint and documentation tools into .venv (a few minutes the first time)"
-	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable '.[dev,bench]'
+	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable '.[dev,bench,serve]'
 	@touch $@ .venv/octavo
 
 $(BIN)/python:

@@ -42,7 +42,7 @@ def test_defaults() -> None:
     unset = {name for name in Settings.model_fields if getattr(settings, name) is None}
     assert unset == {
         "model_id", "revision", "attention", "block_size", "prefix_caching", "max_input_tokens", "max_total_tokens",
-        "max_batch_total_tokens", "max_batch_size",
+        "max_batch_total_tokens", "max_batch_size", "request_timeout", "octavo_config",
     }  # fmt: skip
     assert (settings.tgi_wiggle_room, settings.dtype, settings.device) == (0.9, "auto", "auto")
     assert settings.octavo_cache == Path.home() / ".cache" / "octavo"
@@ -205,3 +205,42 @@ def test_near_misses_are_told(
 )
 def test_others_are_left_alone(name: str) -> None:
     assert list(misspelt_variables({name: "1"})) == []
+
+
+def test_a_file_gives_way_to_variables_and_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "octavo.toml"
+    file.write_text('port = 1\nmax_best_of = 2\nmax_stop_sequences = 3\napi_key = ["a", "b"]\nmax_input_length = 9\n')
+    monkeypatch.setenv("MAX_BEST_OF", "20")
+    monkeypatch.setenv("MAX_STOP_SEQUENCES", "30")
+    settings = Settings(octavo_config=file, max_stop_sequences=300)
+    assert (settings.port, settings.max_best_of, settings.max_stop_sequences) == (1, 20, 300)
+    assert (settings.api_key, settings.max_input_tokens) == (("a", "b"), 9)
+    monkeypatch.setenv("OCTAVO_CONFIG", str(file))
+    assert Settings().port == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("port = ", "cannot be read as a TOML file"),
+        ('port = "x"', "port is 'x' (in "),
+        ("prot = 1", "there is no setting prot, did you mean port?"),
+        ("max_input_tokens = 9\nmax_total_tokens = 9", "max_input_tokens is 9 (in "),
+    ],
+)
+def test_a_wrong_file(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "octavo.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        Settings(octavo_config=file)
+    assert message in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_keys_are_listed_and_stay_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_KEY", "first, second")
+    assert Settings().api_key == ("first", "second")
+    with pytest.raises(SettingsError) as caught:
+        Settings(api_key="a key")
+    assert "a key" not in str(caught.value).replace("a key,", "")
+    assert "api_key is not shown (argument)" in str(caught.value)

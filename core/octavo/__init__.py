@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from octavo.async_engine import AsyncEngine
     from octavo.attention.contract import AttentionBackend
     from octavo.engine.sampling_params import SamplingParams
     from octavo.hooks import hookimpl
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from octavo.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AttentionBackend", "KVCacheLayout", "SamplingParams", "__version__", "hookimpl"]
+__all__ = ["LLM", "AsyncEngine", "AttentionBackend", "KVCacheLayout", "SamplingParams", "__version__", "hookimpl"]
 
 # Caches and weights are read from end to end at every step: in huge pages that costs fewer translations and faults.
 # PyTorch looks once, when it first allocates; where the system has no huge pages it does nothing.
@@ -24,6 +25,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 _HOMES = {
     "LLM": "octavo.llm",
+    "AsyncEngine": "octavo.async_engine",
     "SamplingParams": "octavo.engine.sampling_params",
     "AttentionBackend": "octavo.attention.contract",
     "KVCacheLayout": "octavo.kv.layout",

@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from octavo import __version__
-from octavo.settings import Settings, flag, variable
+from octavo.options import bad_input_is_told, setting
+from octavo.server.cli import serve
+from octavo.settings import Settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,25 +40,10 @@ def main() -> None:
     app(prog_name="octavo")
 
 
-def setting(name: str, *flags: str) -> Any:
-    """A setting as an option: its flag and its meaning."""
-    return typer.Option(*(flags or (flag(name),)), help=f"{Settings.model_fields[name].description} [{variable(name)}]")
-
-
 Attention = Annotated[str | None, setting("attention")]
 BlockSize = Annotated[int | None, setting("block_size")]
 DeviceName = Annotated[str | None, setting("device")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-@contextmanager
-def bad_input_is_told() -> Iterator[None]:
-    """What the user can mend is a message and exit status 2."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        typer.echo(f"octavo: {error}", err=True)
-        raise typer.Exit(2) from None
 
 
 def _show_version(wanted: bool) -> None:
@@ -262,3 +248,6 @@ def bench(context: typer.Context) -> None:
 
     with bad_input_is_told():
         benchmarks(context.args, prog_name="octavo bench")
+
+
+app.command()(serve)

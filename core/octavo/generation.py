@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.engine.detokenizer import IncrementalDetokenizer
 from octavo.engine.engine import Engine, Output
@@ -21,6 +18,13 @@ from octavo.outputs import Completion, RequestOutput, StreamedToken, TokenLogpro
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class Canceller(Protocol):
+    """An engine, here or in another process, as far as those need it who read from it."""
+
+    def cancel(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """Forget a request, if it still runs."""
 
 
 @dataclass(slots=True)
@@ -36,7 +40,7 @@ class RunningSequence:
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """A prompt, submitted `best_of` (or `n`) times; the copies share the prompt's blocks through the prefix tree."""
+    """A prompt, submitted `best_of` (or `n`) times, and what comes of it."""
 
     output: RequestOutput
     params: SamplingParams
@@ -47,29 +51,22 @@ class Generation:
     arrived: deque[StreamedToken] = field(default_factory=deque)
     """Tokens that nobody has taken yet."""
 
-    def submit(self, engine: Engine, processors: Sequence[LogitsProcessor] = ()) -> None:
-        """Queue its sequences. Raises RequestRefused if the engine can never serve it; then none is queued."""
-        seed = secrets.randbits(63) if self.params.seed is None else self.params.seed
+    def begin(self, request_ids: Iterable[int]) -> None:
+        """Its sequences are in the engine under these ids."""
         wants_logprobs = self.params.logprobs is not None or self.params.sequences > self.params.n
         if self.params.prompt_logprobs is not None:
             self.output.prompt_logprobs = [None]
-        params = self.params
-        for index in range(params.sequences):
-            request_id = engine.submit(
-                self.output.prompt_token_ids, params, seed=seed + (index << 64), processors=processors
-            )
+        for index, request_id in enumerate(request_ids):
             completion = Completion(index, logprobs=[] if wants_logprobs else None)
             self.output.completions.append(completion)
             self.sequences[request_id] = RunningSequence(request_id, completion, self._detokenizer())
-            # The prompt's log-probabilities are the same for all copies: the first one brings them.
-            params = msgspec.structs.replace(self.params, prompt_logprobs=None)
 
     def _detokenizer(self) -> IncrementalDetokenizer | None:
         if self.tokenizer is None:
             return None
         return IncrementalDetokenizer(self.tokenizer, self.params, self.output.prompt_token_ids)
 
-    def take(self, engine: Engine, output: Output) -> None:
+    def take(self, engine: Canceller, output: Output) -> None:
         """Add what a step brought one of its sequences."""
         sequence = self.sequences[output.request_id]
         completion = sequence.completion
@@ -87,9 +84,23 @@ class Generation:
         if output.token_id is not None or reason is not None:
             self.arrived.append(
                 StreamedToken(
-                    completion.index, output.token_id, text, logprob, completion.finish_reason, output.cached_tokens
+                    completion.index,
+                    output.token_id,
+                    text,
+                    logprob,
+                    completion.finish_reason,
+                    output.cached_tokens,
+                    completion.error,
                 )
             )
+
+    def abandon(self, engine: Canceller, index: int | None = None) -> list[int]:
+        """Take what still runs of it out of the engine, or the sequence `index` alone; returns their request ids."""
+        ids = [number for number, one in self.sequences.items() if index in (None, one.completion.index)]
+        for number in ids:
+            engine.cancel(number)
+            self.sequences.pop(number).completion.finish_reason = FinishReason.CANCELLED.value
+        return ids
 
     def take_arrived(self) -> list[StreamedToken]:
         """The tokens that nobody has taken yet."""
@@ -167,7 +178,8 @@ class Session:
     def submit(self, generation: Generation, processors: Sequence[LogitsProcessor] = ()) -> None:
         """Queue a prompt. Raises RequestRefused if the engine can never serve it; then nothing of it is queued."""
         with self.lock:
-            generation.submit(self.engine, processors)
+            ids = self.engine.submit_all(generation.output.prompt_token_ids, generation.params, processors=processors)
+            generation.begin(ids)
             self.owners |= dict.fromkeys(generation.sequences, generation)
 
     def next(self, generation: Generation) -> StreamedToken | None:
@@ -202,9 +214,7 @@ class Session:
     def abandon(self, generation: Generation) -> None:
         """Take what still runs of it out of the engine; its blocks are free at once."""
         with self.lock:
-            for request_id in list(generation.sequences):
-                self.engine.cancel(request_id)
-                del generation.sequences[request_id]
+            for request_id in generation.abandon(self.engine):
                 self.owners.pop(request_id, None)
 
 

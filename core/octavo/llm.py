@@ -8,17 +8,13 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from octavo.attention.select import choose, choose_device
-from octavo.engine.build import build_engine
+from octavo.engine.build import open_engine
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import RequestRefused
 from octavo.generation import Generation, Session, TokenStream
-from octavo.models.demo import demo_model
-from octavo.models.load import load
 from octavo.outputs import RequestOutput
 from octavo.plugins import Plugins
 from octavo.plugins import plugins as installed_plugins
@@ -55,20 +51,8 @@ class LLM:
             max_batch_total_tokens=max_batch_total_tokens, prefix_caching=prefix_caching, **settings,
         )  # fmt: skip
         self.plugins = plugins or installed_plugins()
-        device = choose_device(self.settings.device, self.plugins)
-        # A backend that nobody has, or that cannot run here, is no reason to read gigabytes first.
-        choose([], device, attention=self.settings.attention, block_size=self.settings.block_size, plugins=self.plugins)
-        name = self.settings.model_id
-        loaded = load(
-            demo_model(self.settings.octavo_cache) if name in (None, "demo") else name,
-            dtype=_dtype(self.settings.dtype, device.name),
-            device=device.torch_device,
-            revision=self.settings.revision,
-            trust_remote_code=self.settings.trust_remote_code,
-            progress=progress and sys.stderr.isatty(),
-        )
+        loaded, built = open_engine(self.settings, self.plugins, progress=progress and sys.stderr.isatty())
         self.tokenizer = loaded.tokenizer
-        built = build_engine(loaded, device, self.settings, self.plugins)
         self.engine, self.selection = built.engine, built.selection
         self._session = Session(self.engine)
 
@@ -183,11 +167,3 @@ def _token_ids(prompt: object) -> list[int]:
     if numbers is None or any(isinstance(number, bool) or not isinstance(number, Integral) for number in numbers):
         raise ValueError(f"{prompt!r} is neither a text nor a list of token ids")
     return [int(number) for number in numbers]
-
-
-def _dtype(name: str, device: str) -> torch.dtype | str:
-    """The checkpoint's own unless the user names one; float32 on a CPU, which is slower with less."""
-    if name == "auto":
-        return torch.float32 if device == "cpu" else "auto"
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype

@@ -65,3 +65,5 @@ class StreamedToken:
     logprob: TokenLogprob | None
     finish_reason: str | None
     cached_tokens: int
+    error: str | None = None
+    """What went wrong, when `finish_reason` is "error"."""

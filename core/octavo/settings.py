@@ -1,8 +1,8 @@
 """Every setting of octavo, once: its name, default and meaning.
 
-A setting is given as an argument under its name, by the variable that is its name in capitals (`MAX_TOTAL_TOKENS`), or
-by a flag (`--max-total-tokens`); the argument wins. The names are those of TGI where it has them. Nothing else in core
-reads the environment.
+A setting is given as an argument under its name, by a flag (`--max-total-tokens`), by the variable that is its name in
+capitals (`MAX_TOTAL_TOKENS`), or in a TOML file (`max_total_tokens = 2048`): the first of these that has it wins. The
+names are those of TGI where it has them. Nothing else in core reads the environment.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import difflib
 import json
 import logging
 import os
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, ValidationError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode
+
+from octavo.settings_server import ServerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +63,8 @@ def named_compiler() -> str | None:
     return os.environ.get("CXX")
 
 
-class Settings(BaseSettings):
+class Settings(ServerSettings):
     """All settings; an argument that is None counts as not given. Raises `SettingsError`."""
-
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_ignore_empty=True, protected_namespaces=())
 
     model_id: str | None = Field(
         None,
@@ -134,9 +135,24 @@ class Settings(BaseSettings):
         le=1,
         description="Unset max_batch_total_tokens: the cache's share of free memory (on a CPU, of a quarter of it).",
     )
+    engine_restarts: int = Field(
+        5,
+        ge=0,
+        description="How often in a row the server starts its engine again when the engine's process dies.",
+    )
+    engine_restart_seconds: float = Field(
+        1.0,
+        ge=0,
+        description="How long the server waits before it does so; twice as long each further time, a minute at most.",
+    )
     octavo_cache: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
         default_factory=_cache_folder,
         description="The folder in which octavo keeps what it made, such as the converted demo model.",
+    )
+
+    octavo_config: Path | None = Field(
+        None,
+        description="A TOML file with settings by their names; variables and flags win over it.",
     )
 
     def __init__(self, **given: Any) -> None:
@@ -144,6 +160,10 @@ class Settings(BaseSettings):
         for name, right in misspelt_variables(os.environ):
             logger.warning("the variable %s has no effect, did you mean %s?", name, right)
         sources = _sources(arguments)
+        if file := arguments.get("octavo_config") or os.environ.get(variable("octavo_config")):
+            for name, value in _from_file(Path(file).expanduser()).items():
+                if name not in sources:
+                    arguments[name], sources[name] = value, f"in {file}"
         try:
             super().__init__(**_with_current_names(arguments, sources))
         except ValidationError as error:
@@ -220,6 +240,13 @@ def _with_current_names(arguments: Mapping[str, object], sources: dict[str, str]
     return current
 
 
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"octavo_config is {path}, which cannot be read as a TOML file: {error}") from None
+
+
 def _environment_value(setting: str) -> str:
     return next(value for name, value in os.environ.items() if name.lower() == setting and value)
 
@@ -230,6 +257,10 @@ def _wrong_values(error: ValidationError, sources: Mapping[str, str]) -> Iterato
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             close = difflib.get_close_matches(name, Settings.model_fields, n=1)
-            yield f"there is no setting {name}" + (f", did you mean {close[0]}?" if close else "")
+            told = f", did you mean {close[0]}?" if close else ""
+            yield f"there is no setting {name}{told}" + (
+                f" ({sources[name]})" if "in " in sources.get(name, "") else ""
+            )
         else:
-            yield f"{name} is {problem['input']!r} ({sources[name]}): {message[0].lower()}{message[1:]}"
+            value = "not shown" if name == "api_key" else repr(problem["input"])
+            yield f"{name} is {value} ({sources[name]}): {message[0].lower()}{message[1:]}"

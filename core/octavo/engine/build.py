@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from octavo import native
 from octavo.attention.device import Device
-from octavo.attention.select import Selection, choose
+from octavo.attention.select import Selection, choose, choose_device
 from octavo.engine.engine import Engine
 from octavo.engine.runner import Runner
 from octavo.engine.scheduler import Limits, Scheduler
@@ -22,7 +22,8 @@ from octavo.kv.manager import KVCacheManager
 from octavo.models import bridge
 from octavo.models.capture import NotCapturable
 from octavo.models.compile import CompileFailed, Forward, compiled, eager
-from octavo.models.load import LoadedModel
+from octavo.models.demo import model_location
+from octavo.models.load import LoadedModel, load
 from octavo.models.pack import pack
 from octavo.plugins import Plugins
 from octavo.settings import Settings, SettingsError
@@ -41,6 +42,33 @@ class Built:
     selection: Selection
     block_bytes: int
     """Of one block in all groups together."""
+
+
+def open_engine(settings: Settings, plugins: Plugins, *, progress: bool = False) -> tuple[LoadedModel, Built]:
+    """Load the model that the settings name and build its engine.
+
+    Raises SettingsError, ModelNotFound, UnsupportedModel, BackendUnavailable or UnknownBackend, each with its reasons.
+    """
+    device = choose_device(settings.device, plugins)
+    # A backend that nobody has, or that cannot run here, is no reason to read gigabytes first.
+    choose([], device, attention=settings.attention, block_size=settings.block_size, plugins=plugins)
+    loaded = load(
+        model_location(settings),
+        dtype=_dtype(settings.dtype, device.name),
+        device=device.torch_device,
+        revision=settings.revision,
+        trust_remote_code=settings.trust_remote_code,
+        progress=progress,
+    )
+    return loaded, build_engine(loaded, device, settings, plugins)
+
+
+def _dtype(name: str, device: str) -> torch.dtype | str:
+    """The checkpoint's own unless the user names one; float32 on a CPU, which is slower with less."""
+    if name == "auto":
+        return torch.float32 if device == "cpu" else "auto"
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugins: Plugins) -> Built:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from octavo.engine.observe import tell_request, tell_step
+from octavo.engine.observe import step_stats, tell_request
 from octavo.engine.request import FinishReason, Request
 from octavo.engine.runner import Runner, StepResult
 from octavo.engine.sampler import TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import RequestRefused, Schedule, Scheduler
 from octavo.engine.step import Step, build
-from octavo.hooks import LogitsProcessor
+from octavo.hooks import LogitsProcessor, StepStats
 from octavo.kv.node import Namespace
 from octavo.plugins import Plugins
 
@@ -39,6 +42,8 @@ class Output:
     error: str | None = None
     cached_tokens: int = 0
     """Prompt tokens that were taken from the cache."""
+    queue_seconds: float = 0.0
+    """From submission to the first step."""
 
 
 @dataclass(slots=True)
@@ -53,13 +58,15 @@ class Engine:
     plugins: Plugins
     """Those that observe are told of steps and of requests that end."""
     steps: int = 0
+    last_step: StepStats | None = None
+    """What the latest step did, and how things stood after it."""
     _requests: dict[int, Request] = field(default_factory=dict)
     _processors: dict[int, Sequence[LogitsProcessor]] = field(default_factory=dict)
     _ids: itertools.count[int] = field(default_factory=itertools.count)
 
     def submit(
         self,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | NDArray[np.int64],
         params: SamplingParams,
         *,
         seed: int,
@@ -81,7 +88,30 @@ class Engine:
             self._processors[request.id] = processors
         return request.id
 
-    def _checked(self, prompt: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    def submit_all(
+        self,
+        prompt: Sequence[int] | NDArray[np.int64],
+        params: SamplingParams,
+        *,
+        namespace: Namespace | None = None,
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> list[int]:
+        """Queue the `best_of` (or `n`) sequences of a prompt and return their ids; they share the prompt's blocks.
+
+        Raises RequestRefused, and queues none, if they can never be served.
+        """
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        # The prompt's log-probabilities are the same for all of them: the first one brings them.
+        others = msgspec.structs.replace(params, prompt_logprobs=None)
+        return [
+            self.submit(
+                prompt, others if index else params, seed=seed + (index << 64), namespace=namespace,
+                processors=processors,
+            )
+            for index in range(params.sequences)
+        ]  # fmt: skip
+
+    def _checked(self, prompt: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int32]:
         try:
             tokens = np.asarray(prompt, dtype=np.int64).reshape(-1)
         except OverflowError:
@@ -125,7 +155,8 @@ class Engine:
             return []
         self.steps += 1
         outputs = self._run(schedule)
-        tell_step(self.plugins, self.scheduler, schedule, started, self.scheduler.preemptions - preemptions)
+        self.last_step = step_stats(self.scheduler, schedule, started, self.scheduler.preemptions - preemptions)
+        self.plugins.step_finished(self.last_step)
         return outputs
 
     def _run(self, schedule: Schedule) -> list[Output]:
@@ -161,7 +192,9 @@ class Engine:
         return list(outputs.values())
 
     def _output(self, request: Request, prompt: TokenLogprobs | None = None) -> Output:
-        return Output(request.id, cached_tokens=request.cached_tokens or 0, prompt=prompt)
+        return Output(
+            request.id, cached_tokens=request.cached_tokens or 0, queue_seconds=request.queue_seconds, prompt=prompt
+        )
 
     def _add_logprobs(self, output: Output, params: SamplingParams, result: StepResult, row: int) -> None:
         sampled = result.sampled

@@ -1,4 +1,4 @@
-"""What plugins that observe are told: worked out only when one of them listens."""
+"""What is told of steps and of requests, to whoever observes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,20 @@ from octavo.hooks import RequestSummary, StepStats
 from octavo.plugins import Plugins
 
 
-def tell_step(plugins: Plugins, scheduler: Scheduler, schedule: Schedule, started: float, preempted: int) -> None:
-    """A step is over that began at `started`, of the clock time.perf_counter, and preempted that many requests."""
-    if not plugins.watched("octavo_step_finished"):
-        return
+def step_stats(scheduler: Scheduler, schedule: Schedule, started: float, preempted: int) -> StepStats:
+    """Of a step that is over, began at `started`, of the clock time.perf_counter, and preempted that many requests."""
     cache = scheduler.kv.stats()
-    prefill = sum(row.count for row in schedule.rows if row.start < row.request.prompt_length)
-    plugins.step_finished(
-        StepStats(
-            seconds=time.perf_counter() - started,
-            prefill_tokens=prefill,
-            decode_tokens=sum(row.start >= row.request.prompt_length for row in schedule.rows),
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            preempted=preempted,
-            free_blocks=cache.free,
-            cached_blocks=cache.cached,
-            held_blocks=cache.held,
-        )
+    prefill = [row.count for row in schedule.rows if row.start < row.request.prompt_length]
+    return StepStats(
+        seconds=time.perf_counter() - started,
+        prefill_tokens=sum(prefill),
+        decode_tokens=len(schedule.rows) - len(prefill),
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        preempted=preempted,
+        free_blocks=cache.free,
+        cached_blocks=cache.cached,
+        held_blocks=cache.held,
     )
 
 

@@ -51,7 +51,9 @@ class Request:
     """Prompt positions whose log-probabilities were given out."""
     preemptions: int = 0
     submitted: float = field(default_factory=time.perf_counter)
-    """Seconds of a clock that only goes forward, as `first_token`."""
+    """Seconds of a clock that only goes forward, as those below."""
+    started: float | None = None
+    """When it was first let in."""
     first_token: float | None = None
 
     @classmethod
@@ -76,6 +78,11 @@ class Request:
     def computed(self) -> int:
         """Tokens whose keys and values are written."""
         return self.table.computed if self.table is not None else 0
+
+    @property
+    def queue_seconds(self) -> float:
+        """How long it waited to be let in; 0 as long as it waits."""
+        return 0.0 if self.started is None else self.started - self.submitted
 
     @property
     def uses_cache(self) -> bool:

@@ -9,6 +9,7 @@ The oldest request always runs, and a request that fits the cache alone is the o
 from __future__ import annotations
 
 import bisect
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -172,7 +173,7 @@ class Scheduler:
             self._release(request)
             return None
         if request.cached_tokens is None:
-            request.cached_tokens = table.computed
+            request.cached_tokens, request.started = table.computed, time.perf_counter()
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=_ID)
         self._waited = 0

@@ -21,6 +21,8 @@ class Namespace(NamedTuple):
     adapter: str = ""
     adapter_generation: int = 0
     tenant: str = ""
+    salt: str = ""
+    """Narrows further within the tenant, as a request may ask."""
     images: tuple[str, ...] = ()
 
 
@@ -39,6 +41,8 @@ class Node:
     """The first block's tokens: what the parent knows this child by."""
     locks: int = 0
     """Locks on this node and on any below it."""
+    used: float = 0.0
+    """When the last lock was taken off, of the clock time.monotonic."""
     children: dict[bytes, "Node"] = field(default_factory=dict, repr=False)
     order: list[bytes] = field(default_factory=list, repr=False)
     """The children's keys, sorted."""

@@ -10,6 +10,7 @@ RadixAttention (arXiv 2312.07104, section 3) in units of blocks. Three things ar
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
@@ -248,6 +249,7 @@ class PrefixTree:
         else:
             self._unlocked[node] = None
             self.evictable += node.blocks.size
+            node.used = monotonic()
 
 
 def _concatenate(runs: list[Blocks]) -> Blocks:

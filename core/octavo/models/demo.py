@@ -63,6 +63,12 @@ def demo_model(cache: Path | None = None, *, say: Callable[[str], None] | None =
     return folder
 
 
+def model_location(settings: Settings) -> str | Path:
+    """What the settings name as the model, for `load`; the demo model is fetched first if it is that one."""
+    name = settings.model_id
+    return demo_model(settings.octavo_cache) if name in (None, "demo") else name
+
+
 def _is_ready(folder: Path) -> bool:
     """Tell whether a whole conversion by this recipe is there: the stamp is written last."""
     try:

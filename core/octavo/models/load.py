@@ -90,6 +90,15 @@ def load(
     return _describe(loaded, tokenizer, ends, str(model))
 
 
+def load_tokenizer(
+    model: str | Path, *, revision: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model alone, as `load` finds it; None if the checkpoint has none. Raises `ModelNotFound`."""
+    source = _find(model, {"revision": revision, "trust_remote_code": trust_remote_code})
+    with quiet(progress=False, hide_stderr=source.gguf_file is not None):
+        return _read_tokenizer(source)[0]
+
+
 def load_random(
     config: PreTrainedConfig | str | Path,
     *,

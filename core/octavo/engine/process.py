@@ -1,0 +1,206 @@
+"""The engine behind a socket: what the child process runs.
+
+It takes what has arrived between two steps, without waiting for more, and waits only when it has nothing to run. All
+that a step brought goes out in one message. The socket queues without limit and so never blocks a step: what can wait
+in it is bounded by the requests' own limits, and the client takes it off at once and cancels what nobody reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from octavo import __version__, logs
+from octavo.engine import messages
+from octavo.engine.build import Built, open_engine
+from octavo.engine.request import FinishReason
+from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.snapshot import Totals, snapshot
+from octavo.engine.wire import pack, prompt_tokens
+from octavo.kv.node import Namespace
+from octavo.models.load import LoadedModel
+from octavo.plugins import plugins as installed_plugins
+from octavo.settings import Settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from octavo.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+_params = msgspec.msgpack.Decoder(SamplingParams)
+LINGER_MS = 2000
+"""How long the process waits at its end for its last words to be taken."""
+
+
+class Service:
+    """One engine and the client at the other end of the socket."""
+
+    def __init__(
+        self, engine: Engine, socket: zmq.Socket[bytes], tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> None:
+        self.engine = engine
+        self.stopped = False
+        self._socket = socket
+        self._tokenizer = tokenizer
+        self._totals = Totals()
+
+    def run(self) -> None:
+        """Serve until the client says stop. Raises what a step raises that the engine cannot survive."""
+        while not self.stopped:
+            self.turn()
+
+    def turn(self) -> None:
+        """Take what has arrived, waiting for something if there is nothing to run; then run a step."""
+        patience = 0 if self.engine.busy else None
+        while not self.stopped and self._socket.poll(patience):
+            self._take(self._socket.recv())
+            patience = 0
+        if self.engine.busy and not self.stopped:
+            self._step()
+
+    def _step(self) -> None:
+        outputs = self.engine.step()
+        step = self.engine.last_step
+        if step is None or not (outputs or self.engine.scheduler.running):
+            raise RuntimeError("the engine has nothing to run, and requests that wait for it: please report this")
+        self._totals.add(step)
+        self._send(pack(step, outputs))
+
+    def _take(self, data: bytes) -> None:
+        try:
+            message = messages.decode_to_engine(data)
+        except msgspec.MsgspecError as error:
+            logger.warning("a message of %d bytes is no message and was dropped: %s", len(data), error)
+            self._send(messages.Invalid(str(error)))
+            return
+        match message:
+            case messages.Submit():
+                self._send(self._submit(message))
+            case messages.Cancel():
+                reason = FinishReason.STOP if message.reason == FinishReason.STOP else FinishReason.CANCELLED
+                self.engine.cancel(message.sequence, reason)
+            case messages.AskStats():
+                self._send(self._totals.stats(self.engine, message.ticket))
+            case messages.AskSnapshot():
+                self._send(snapshot(self.engine.scheduler.kv, message.ticket, message.most_nodes))
+            case messages.Stop():
+                self.stopped = True
+            case messages.Start():
+                self._send(messages.Invalid("the engine has started already"))
+
+    def _submit(self, message: messages.Submit) -> messages.Accepted | messages.Refused:
+        """Whatever is wrong with a request is its own affair."""
+        try:
+            params = _params.decode(message.params)
+            sequences = self.engine.submit_all(
+                prompt_tokens(message.prompt),
+                params,
+                namespace=Namespace(tenant=message.tenant, salt=message.cache_salt),
+                processors=self.engine.plugins.logits_processors(params, self._tokenizer),
+            )
+        except (ValueError, msgspec.MsgspecError) as error:
+            return messages.Refused(message.ticket, str(error))
+        except Exception as error:
+            logger.exception("a request could not be queued")
+            return messages.Refused(message.ticket, f"{type(error).__name__}: {error}")
+        return messages.Accepted(message.ticket, sequences)
+
+    def _send(self, message: object) -> None:
+        self._socket.send(messages.encode(message), zmq.NOBLOCK)
+
+
+def connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+    """The engine's end of the socket."""
+    socket = context.socket(zmq.PAIR)
+    socket.set(zmq.SNDHWM, 0)  # no limit
+    socket.set(zmq.RCVHWM, 0)
+    socket.connect(address)
+    return socket
+
+
+def main(address: str) -> int:
+    """Connect to the client, load what its settings name, serve; returns the exit status."""
+    # A Ctrl-C at the terminal and a service manager's stop reach this process too: its parent ends it when it is time.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, args=(address,), daemon=True).start()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = connect(context, address)
+    try:
+        _serve(socket)
+    except Exception as error:
+        if isinstance(error, ValueError | OSError):  # what the user can mend says so itself
+            reason = str(error)
+        else:
+            logger.exception("the engine ends")
+            reason = f"{type(error).__name__}: {error}"
+        socket.send(messages.encode(messages.Failed(reason)))
+        return 1
+    finally:
+        context.destroy(LINGER_MS)
+    return 0
+
+
+def _serve(socket: zmq.Socket[bytes]) -> None:
+    message = messages.decode_to_engine(socket.recv())
+    if not isinstance(message, messages.Start):
+        raise ValueError(f"the first message is {type(message).__name__}, not Start")
+    settings = Settings(**message.settings)
+    logs.configure(settings.json_output)
+    plugins = installed_plugins()
+    loaded, built = open_engine(settings, plugins)
+    socket.send(messages.encode(messages.Ready(describe(settings, loaded, built))))
+    Service(built.engine, socket, loaded.tokenizer).run()
+
+
+def describe(settings: Settings, loaded: LoadedModel, built: Built) -> messages.EngineInfo:
+    """What is served, and how."""
+    engine, selection = built.engine, built.selection
+    kv, limits = engine.scheduler.kv, engine.scheduler.limits
+    return messages.EngineInfo(
+        model=settings.model_id or "demo",
+        revision=settings.revision,
+        version=__version__,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=selection.device,
+        backend=selection.name,
+        selection=selection.to_dict(),
+        block_size=kv.block_size,
+        num_blocks=kv.pool.num_blocks - 1,
+        block_bytes=built.block_bytes,
+        prefix_caching=kv.prefix_caching,
+        max_input_tokens=limits.max_input_tokens,
+        max_total_tokens=limits.max_total_tokens,
+        max_batch_prefill_tokens=limits.max_batch_prefill_tokens,
+        max_batch_total_tokens=(kv.pool.num_blocks - 1) * kv.block_size,
+        max_batch_size=limits.max_batch_size,
+        vocab_size=engine.vocab_size,
+        eos_token_ids=sorted(engine.end_ids),
+        process_id=os.getpid(),
+    )
+
+
+def _end_with_parent(address: str) -> None:
+    """End when the parent has, in the middle of a step if need be: it holds the other end of stdin."""
+    while os.read(0, 4096):
+        pass
+    with contextlib.suppress(OSError):  # a parent that was killed has left them
+        socket_file = Path(address.removeprefix("ipc://"))
+        socket_file.unlink()
+        socket_file.parent.rmdir()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,84 @@
+"""How much the server takes on: sequences at once, bytes of a body, seconds for a request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fastapi import Request
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.server import errors
+
+
+@dataclass(slots=True)
+class Admission:
+    """Places for sequences. There is no line in front of them: who finds none is told so at once."""
+
+    limit: int
+    taken: int = 0
+
+    @contextmanager
+    def places(self, wanted: int) -> Iterator[None]:
+        """Hold that many places. Raises the 429, or a 422 where they are more than there are."""
+        if wanted > self.limit:
+            raise errors.invalid(
+                f"the request asks for {wanted} sequences, the server runs at most {self.limit} "
+                "(max_concurrent_requests): ask for fewer"
+            )
+        if self.taken + wanted > self.limit:
+            raise errors.overloaded(self.limit)
+        self.taken += wanted
+        try:
+            yield
+        finally:
+            self.taken -= wanted
+
+
+def seconds_allowed(request: Request, default: float | None) -> float | None:
+    """How long a request may take: what its X-Request-Timeout says, never more than the server's own limit."""
+    asked = request.headers.get("x-request-timeout")
+    if asked is None:
+        return default
+    try:
+        seconds = float(asked)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise errors.invalid(f"`X-Request-Timeout` is {asked!r}: give seconds, above 0", "X-Request-Timeout")
+    return seconds if default is None else min(seconds, default)
+
+
+class PayloadLimit:
+    """Refuses bodies that are too long: at their header, or as soon as they are longer."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self.app, self.limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request (ASGI)."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        announced = Headers(scope=scope).get("content-length", "0")
+        if announced.isdecimal() and int(announced) > self.limit:
+            await errors.response(scope["path"], self._too_large())(scope, receive, send)
+            return
+        read = 0
+
+        async def counted() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self.limit:
+                raise self._too_large()
+            return message
+
+        await self.app(scope, counted, send)
+
+    def _too_large(self) -> errors.ApiError:
+        message = f"The body is longer than {self.limit} bytes (payload_limit)"
+        return errors.ApiError(413, "validation", message, headers={"Connection": "close"})

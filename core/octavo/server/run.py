@@ -1,0 +1,102 @@
+"""A server from its start to its end: socket, engine, HTTP, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+import uvloop
+
+from octavo import logs
+from octavo.async_engine import AsyncEngine
+from octavo.server.app import create_app
+from octavo.settings import Settings, SettingsError
+
+logger = logging.getLogger(__name__)
+
+_LAST_SECONDS = 5.0
+"""After the grace time, for the last answers to reach their clients."""
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal; returns the exit status: 0 when every request was answered or told why not.
+
+    Raises SettingsError, or EngineFailed with the reason why the model cannot be served.
+    """
+    logs.configure(settings.json_output)
+    with _bound(settings) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings, listener))
+
+
+def _bound(settings: Settings) -> socket.socket:
+    """The address is taken before the model is read: a port in use is told at once."""
+    try:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise SettingsError(f"host is {settings.host} and port {settings.port}: {error.strerror or error}") from None
+    return listener
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> int:
+    engine = await AsyncEngine.start(settings)
+    try:
+        server = Server(engine, settings)
+        address = listener.getsockname()
+        logger.info("%s on %s, at http://%s:%d", engine.info.model, engine.info.backend, *address[:2])
+        await server.serve(sockets=[listener])
+        return 1 if server.force_exit else 0
+    finally:
+        await engine.close()
+
+
+class Server(uvicorn.Server):
+    """Ends after the running requests at the first signal, and at once at the second."""
+
+    def __init__(self, engine: AsyncEngine, settings: Settings) -> None:
+        grace = settings.graceful_termination_timeout
+        super().__init__(
+            uvicorn.Config(
+                create_app(engine, settings),
+                http="httptools",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=75,  # more than the clients' own, who would else write to a closed connection
+                timeout_graceful_shutdown=int(grace + _LAST_SECONDS),
+            )
+        )
+        self._engine, self._grace = engine, grace
+        self._drain: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own would end the process by the signal, and so with another exit status."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def stop(self) -> None:
+        """Take no new requests and let the running ones finish; asked again, end at once."""
+        if self.should_exit:
+            logger.warning("asked again: ending at once")
+            self.force_exit = True
+            return
+        logger.info("shutting down: running requests have %g s to finish", self._grace)
+        self.should_exit = True
+        self._drain = asyncio.get_running_loop().create_task(self._engine.drain(self._grace))

@@ -1,0 +1,132 @@
+"""What the routes share: a prompt's way from text through the checks into the engine, and its count."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fastapi import Request
+
+from octavo import SamplingParams
+from octavo.outputs import RequestOutput, StreamedToken
+from octavo.server import errors
+from octavo.server.limits import Admission, seconds_allowed
+from octavo.server.meter import Meter
+from octavo.server.metrics import Metrics
+from octavo.server.text import Texts
+from octavo.settings import Settings
+
+if TYPE_CHECKING:
+    from octavo.async_engine import AsyncEngine, RequestStream
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and how long they wait."""
+
+    tenant: str
+    request_id: str
+    seconds: float | None
+    log: dict[str, object]
+    """Goes into the request's line of the log."""
+
+
+@dataclass(slots=True)
+class Service:
+    """A running server's parts."""
+
+    engine: AsyncEngine
+    settings: Settings
+    texts: Texts = field(init=False)
+    admission: Admission = field(init=False)
+    metrics: Metrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.texts = Texts(self.engine.tokenizer, self.settings.validation_workers)
+        self.admission = Admission(self.settings.max_concurrent_requests)
+        self.metrics = Metrics(self.engine.info)
+        self.engine.on_step = self.metrics.observe_step
+
+    @property
+    def model(self) -> str:
+        """The name under which the model is served."""
+        return self.engine.info.model
+
+    def caller(self, request: Request) -> Caller:
+        """Who asks. Raises the 422 of a wrong deadline."""
+        state = request.scope["state"]
+        seconds = seconds_allowed(request, self.settings.request_timeout)
+        return Caller(state.get("tenant", ""), state["request_id"], seconds, state.setdefault("log", {}))
+
+    @contextmanager
+    def counted(self, caller: Caller, sequences: int) -> Iterator[Meter]:
+        """Hold places for a request's sequences while it runs, and measure it."""
+        meter = Meter()
+        with self.metrics.request(meter, caller.seconds):
+            try:
+                with self.admission.places(sequences):
+                    yield meter
+            finally:
+                caller.log.update(
+                    prompt_tokens=meter.prompt_tokens,
+                    cached_tokens=meter.cached_tokens,
+                    generated_tokens=meter.generated_tokens,
+                )
+
+    def check_length(self, prompt: Sequence[int], max_tokens: int | None) -> None:
+        """Raises TGI's 422 for a prompt, or prompt and answer, above the limits."""
+        info, length = self.engine.info, len(prompt)
+        if max_tokens is not None and length + max_tokens > info.max_total_tokens:
+            raise errors.invalid(
+                f"`inputs` tokens + `max_new_tokens` must be <= {info.max_total_tokens}. "
+                f"Given: {length} `inputs` tokens and {max_tokens} `max_new_tokens`",
+                "max_new_tokens",
+            )
+        if length > info.max_input_tokens:
+            raise errors.invalid(
+                f"`inputs` must have at most {info.max_input_tokens} tokens. Given: {length}", "inputs"
+            )
+
+    @asynccontextmanager
+    async def running(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, caller: Caller, salt: str | None, meter: Meter
+    ) -> AsyncIterator[list[RequestStream]]:
+        """The prompts in the engine; what still runs of them at the end is cancelled."""
+        for prompt in prompts:
+            self.check_length(prompt, params.max_tokens)
+        meter.prompt_tokens, meter.max_new_tokens = sum(map(len, prompts)), params.max_tokens
+        meter.submit()
+        async with AsyncExitStack() as stack:
+            streams = []
+            for prompt in prompts:
+                stream = await self.engine.submit(
+                    prompt, params, tenant=caller.tenant, cache_salt=salt or "", request_id=caller.request_id
+                )
+                streams.append(await stack.enter_async_context(stream))
+            yield streams
+
+
+async def tokens(stream: RequestStream, meter: Meter) -> AsyncIterator[StreamedToken]:
+    """A prompt's tokens as they come, counted. Raises the 424 where one of its sequences failed."""
+    first = True
+    async for token in stream:
+        if first:
+            meter.cached_tokens += token.cached_tokens
+            meter.queue = max(meter.queue, stream.queue_seconds or 0.0)
+            first = False
+        if token.token_id is not None:
+            meter.token()
+        if token.error is not None:
+            raise errors.failed(token.error)
+        if token.finish_reason == "cancelled":
+            raise errors.cancelled()
+        yield token
+
+
+async def result(stream: RequestStream, meter: Meter) -> RequestOutput:
+    """A prompt's answers, whole."""
+    async for _ in tokens(stream, meter):
+        pass
+    return await stream.result()

@@ -1,0 +1,186 @@
+"""A server with keys and tight limits: who gets in, how many at once, and what is left when a client goes."""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests import checkpoints
+from tests.checkpoints import EOS
+from tests.server.live import Live, live, until
+
+ORIGIN = "https://pages.example"
+LONG: dict[str, Any] = {"prompt": "count", "max_tokens": 32_000, "logit_bias": {str(EOS): -100}, "stream": True}
+"""Longer than any test waits: its end is always the client's doing, or the deadline's."""
+SHORT = {"inputs": "count", "parameters": {"max_new_tokens": 2}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    with live(
+        checkpoints.make("llama", tmp_path_factory.mktemp("long"), max_position_embeddings=32_768),
+        max_batch_total_tokens=65_536,
+        api_key="first-key, second-key",
+        cors_allow_origin=ORIGIN,
+        max_concurrent_requests=2,
+        max_batch_size=1,
+        payload_limit=10_000,
+        block_size=16,
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def http(server: Live) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=120, headers=key("first-key")) as client:
+        yield client
+    until(lambda: server.held() == (0, 0) and server.service.admission.taken == 0)
+
+
+def key(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}"}
+
+
+def test_every_route_but_health_needs_a_key(server: Live) -> None:
+    described = httpx.get(f"{server.url}/openapi.json", headers=key("second-key")).json()
+    paths = {*described["paths"], "/openapi.json", "/docs"}
+    assert {"/metrics", "/info", "/v1/models", "/chat_tokenize", "/v1/completions"} <= paths
+    for path in paths:
+        for method in ("GET", "POST"):
+            response = httpx.request(method, server.url + path, json={} if method == "POST" else None)
+            if (path, method) == ("/", "GET") or path in ("/health", "/ping"):
+                assert response.status_code in (200, 405)
+            else:
+                assert response.status_code == 401
+                assert response.headers["www-authenticate"] == "Bearer"
+                assert "API key" in response.text
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    ["first-key", "Basic first-key", "Bearer first-ke", "Bearer first-key2", "Bearer", "bearer\tx", ""],
+)
+def test_a_wrong_key(server: Live, authorization: str) -> None:
+    response = httpx.get(f"{server.url}/v1/models", headers={"Authorization": authorization})
+    assert (response.status_code, response.json()["error"]["type"]) == (401, "authentication_error")
+
+
+def test_both_keys_are_taken(server: Live) -> None:
+    for name in ("first-key", "second-key"):
+        assert httpx.get(f"{server.url}/info", headers=key(name)).status_code == 200
+    assert httpx.get(f"{server.url}/info", headers={"Authorization": "bearer first-key"}).status_code == 200
+
+
+def test_a_prompt_is_cached_for_its_key_and_its_salt_alone(http: httpx.Client) -> None:
+    body: dict[str, Any] = {"prompt": "shared by nobody but me, " * 4, "max_tokens": 1}
+
+    def cached(name: str, **more: Any) -> int:
+        answer = http.post("/v1/completions", json=body | more, headers=key(name)).json()
+        tokens: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return tokens
+
+    assert cached("first-key") == 0
+    assert cached("first-key") == 99
+    assert cached("second-key") == 0
+    assert cached("second-key") == 99
+    assert cached("first-key", cache_salt="a") == 0
+    assert cached("first-key", cache_salt="a") == 99
+    assert cached("second-key", cache_salt="a") == 0
+
+
+def test_preflight_needs_no_key(server: Live) -> None:
+    asked = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-any"}
+    response = httpx.options(f"{server.url}/generate", headers=asked)
+    assert (response.status_code, response.headers["access-control-allow-origin"]) == (200, ORIGIN)
+    assert httpx.options(f"{server.url}/generate", headers=asked | {"Origin": "https://x.example"}).status_code == 400
+    told = httpx.get(f"{server.url}/info", headers={"Origin": ORIGIN})  # a refusal can be read by the page too
+    assert (told.status_code, told.headers["access-control-allow-origin"]) == (401, ORIGIN)
+
+
+def test_the_third_at_once_is_turned_away(server: Live, http: httpx.Client) -> None:
+    with ExitStack() as streams:
+        for _ in range(2):
+            streams.enter_context(hung(server, "/v1/completions", LONG))
+        until(lambda: server.held()[1] == 2)
+        for path, body in [
+            ("/generate", SHORT),
+            ("/generate_stream", SHORT),
+            ("/v1/completions", {"prompt": "a", "stream": True}),
+            ("/v1/chat/completions", {"messages": [{"role": "u", "content": "a"}]}),
+        ]:
+            refused = http.post(path, json=body)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert "Model is overloaded" in refused.text
+    until(lambda: http.post("/generate", json=SHORT).status_code == 200)
+
+
+def test_more_sequences_than_there_are_places(http: httpx.Client) -> None:
+    response = http.post("/v1/completions", json={"prompt": ["a", "b"], "n": 2})
+    assert response.status_code == 422
+    assert "asks for 4 sequences, the server runs at most 2" in response.json()["error"]["message"]
+
+
+def test_long_bodies(http: httpx.Client) -> None:
+    body = json.dumps({"inputs": "a" * 11_000}).encode()
+    announced = http.post("/generate", content=body)
+    chunked = http.post("/generate", content=iter([body[:6000], body[6000:]]))
+    for response in (announced, chunked):
+        assert response.status_code == 413
+        assert response.json() == {
+            "error": "The body is longer than 10000 bytes (payload_limit)",
+            "error_type": "validation",
+        }
+
+
+def test_a_client_that_leaves_its_stream(server: Live, http: httpx.Client) -> None:
+    with http.stream("POST", "/v1/completions", json=LONG) as response:
+        lines = response.iter_lines()  # forgotten, it would close the connection
+        next(lines)
+        assert server.held()[1] == 1
+    until(lambda: server.held() == (0, 0))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+def test_a_client_that_hangs_up(server: Live, http: httpx.Client, route: str, streaming: bool) -> None:
+    """Two sequences on an engine that runs one at a time: one decodes, one waits; both end."""
+    body = LONG | {"messages": [{"role": "u", "content": "count"}], "n": 2, "stream": streaming}
+    with hung(server, route, body):
+        until(lambda: server.held()[1] == 2)
+    until(lambda: server.held() == (0, 0))
+
+
+def test_a_client_that_hangs_up_in_the_queue(server: Live, http: httpx.Client) -> None:
+    with http.stream("POST", "/v1/completions", json=LONG) as response:
+        lines = response.iter_lines()  # forgotten, it would close the connection
+        next(lines)
+        with hung(server, "/generate", SHORT):
+            until(lambda: server.held()[1] == 2)
+        until(lambda: server.held()[1] == 1)
+        assert server.service.admission.taken == 1
+
+
+def hung(server: Live, route: str, body: dict[str, Any]) -> socket.socket:
+    """A connection that has asked, and reads nothing."""
+    address = urlsplit(server.url)
+    connection = socket.create_connection((address.hostname, address.port), 120)
+    data = json.dumps(body).encode()
+    head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+    connection.sendall(f"{head}Authorization: Bearer first-key\r\n\r\n".encode() + data)
+    return connection
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_deadline_ends_what_takes_longer(server: Live, http: httpx.Client, streaming: bool) -> None:
+    """A stream that has begun tells it as an event, and does not end as if it were whole."""
+    response = http.post("/v1/completions", json=LONG | {"stream": streaming}, headers={"X-Request-Timeout": "0.5"})
+    assert response.status_code == (200 if "[DONE]" in response.text or response.text.startswith("data:") else 504)
+    assert "not answered within its 0.5 s" in response.text
+    assert "[DONE]" not in response.text
+    until(lambda: server.held() == (0, 0))
+    assert 'tgi_request_failure{err="timeout"}' in http.get("/metrics").text
