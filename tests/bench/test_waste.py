@@ -54,10 +54,14 @@ def test_prompts_take_turns_at_the_budget() -> None:
 
 
 def test_octavo_preempts_and_counts_what_it_computes_again() -> None:
-    """Two that need more than they were let in beside: the newer gives way, loses a block to the older, and returns."""
-    served = octavo([Exchange([1], 30), Exchange([2], 30)], cache(33), block_size=1)
-    assert (counted(served.tally), served.tally.steps) == ([(0.0, 3, 1)], 4)
-    assert (served.preemptions, served.recomputed_tokens) == (1, 1)
+    """32 blocks of 1 for two requests that come to need 30: both run until they hold 16 each.
+
+    Then the newer gives way and loses 14 blocks to the older in as many steps, and returns for its last 14 tokens.
+    """
+    served = octavo([Exchange([1], 30), Exchange([2], 30)], cache(33, max_total=31, max_new=30), block_size=1)
+    alone = [(0.0, used, 1) for used in range(17, 31)]
+    assert (counted(served.tally), served.tally.steps) == (alone, 16 + 14 + 14)
+    assert (served.preemptions, served.recomputed_tokens) == (1, 14)
 
 
 def test_octavo_computes_a_shared_prompt_once() -> None:

@@ -74,6 +74,8 @@ class Reference:
     prompts: list[list[int]]
     answers: list[list[int]]
     close_calls: list[str] = field(default_factory=list)
+    close_places: set[tuple[int, int]] = field(default_factory=set)
+    """Prompt and new token of each close call."""
 
     @classmethod
     def load(cls, folder: Path, prompts: list[list[int]], tokens: int, attention: str = "eager") -> "Reference":
@@ -104,6 +106,7 @@ class Reference:
         )
         assert gap <= CLOSE, story
         self.close_calls.append(story)
+        self.close_places.add((number, place))
 
 
 def load_reference(folder: Path, attention: str = "eager") -> Any:

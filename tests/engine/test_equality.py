@@ -121,6 +121,6 @@ def fits(prompt: list[int], mode: Mode) -> bool:
 
 
 def report(reference: Reference, modes: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Print the close calls, which must be few."""
+    """Print the close calls, which must be at few places."""
     show(capsys, reference.close_calls)
-    assert len(reference.close_calls) <= modes
+    assert len(reference.close_places) <= modes
