@@ -63,7 +63,7 @@ def test_a_packed_layer_multiplies_as_a_plain_one(
 
 @torch.inference_mode()
 @settings(max_examples=60, deadline=None)
-@given(inputs=SIZES, outputs=SIZES, bias=st.booleans(), count=st.integers(1, 40), seed=st.integers(0, 99))
+@given(inputs=SIZES, outputs=SIZES, bias=st.booleans(), count=st.integers(1, 140), seed=st.integers(0, 99))
 def test_few_rows_are_multiplied_by_float32_weights_that_are_bfloat16_numbers(
     inputs: int, outputs: int, bias: bool, count: int, seed: int
 ) -> None:

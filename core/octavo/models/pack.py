@@ -29,8 +29,6 @@ _ROWS = 512
 """Rows that oneDNN is told to expect. Any number can come; this one's order is good for a few and for many."""
 
 
-_FEW = 16
-"""Rows up to which the product of its own is the faster one."""
 _OUTPUTS, _WORDS = 32, 16
 """Of a panel of weights, see product.cpp."""
 _SOURCE = Path(__file__).with_name("product.cpp")
@@ -63,7 +61,7 @@ class _Product:
     few: FewRows | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.few is not None and 0 < x.numel() <= _FEW * self.few.in_features:
+        if self.few is not None and 0 < x.numel() <= self.few.most * self.few.in_features:
             return self.few(x)
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return product
@@ -74,6 +72,8 @@ class FewRows:
     """x @ weight.T + bias for a few rows, from weights kept as bfloat16; made by `of`."""
 
     kernel: Any
+    most: int
+    """Rows up to which it is the faster product on this processor."""
     panels: Tensor
     """[panels, in, 16] int32: two weights each."""
     in_features: int
@@ -89,7 +89,7 @@ class FewRows:
         panels = torch.empty(-(-outputs // _OUTPUTS), inputs, _WORDS, dtype=torch.int32)
         if not library.pack(weight.data_ptr(), inputs, outputs, panels.data_ptr()):
             return None
-        return cls(library.few_rows, panels, inputs, outputs, bias)
+        return cls(library.few_rows, library.most_rows(), panels, inputs, outputs, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], float32."""
@@ -106,6 +106,7 @@ class FewRows:
 def _library() -> Any:
     library, pointer, number = native.load(_SOURCE), ctypes.c_void_p, ctypes.c_int64
     library.few_rows.argtypes, library.few_rows.restype = (pointer, number, pointer, number, number, pointer), None
+    library.most_rows.argtypes, library.most_rows.restype = (), number
     library.pack.argtypes, library.pack.restype = (pointer, number, number, pointer), number
     return library
 
