@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from octavo import LLM, SamplingParams
 from octavo.models import bridge, compile
-from octavo.models.capture import NotCapturable, Piece, capture
-from octavo.models.compile import CompileFailed, compiled, eager
+from octavo.models.capture import NotCapturable, Piece, capture, eager
+from octavo.models.compile import CompileFailed, compiled
 from octavo.models.load import load
 from octavo.models.pack import pack
 from octavo.settings import SettingsError

@@ -20,8 +20,8 @@ from octavo.engine.scheduler import Limits, Scheduler
 from octavo.kv.budget import blocks_for_bytes, blocks_for_tokens, refusal
 from octavo.kv.manager import KVCacheManager
 from octavo.models import bridge
-from octavo.models.capture import NotCapturable
-from octavo.models.compile import CompileFailed, Forward, compiled, eager
+from octavo.models.capture import Forward, NotCapturable, eager
+from octavo.models.compile import CompileFailed, compiled
 from octavo.models.demo import model_location
 from octavo.models.load import LoadedModel, load
 from octavo.models.pack import pack

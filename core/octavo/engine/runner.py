@@ -15,7 +15,7 @@ from octavo.attention.contract import AttentionBatch
 from octavo.engine.sampler import Sampled, Sampler, TokenLogprobs, prompt_logprobs
 from octavo.engine.step import Step
 from octavo.models.bridge import AttentionGroup
-from octavo.models.compile import Forward
+from octavo.models.capture import Forward
 
 
 @dataclass(frozen=True, slots=True)

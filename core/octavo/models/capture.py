@@ -8,7 +8,7 @@ layer that does the same.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,10 @@ from octavo.models import operators
 
 _TOKENS, _ROWS = 7, 3
 """Sizes that the model runs with to be recorded: unequal, and neither is 0 or 1, which are recorded as constants."""
+
+
+Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Token ids [1, tokens], positions [1, tokens], rows of which logits are wanted [rows] -> logits [1, rows, vocab]."""
 
 
 class NotCapturable(ValueError):
@@ -74,14 +78,19 @@ class Capture:
     output: fx.Node
 
 
-def capture(model: PreTrainedModel) -> Capture:
-    """Record a model whose layers are bound. Raises NotCapturable with the reason; the model is left as it was."""
+def eager(model: PreTrainedModel) -> Forward:
+    """The model as transformers runs it."""
 
     def forward(ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         output = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
         logits: Tensor = output.logits
         return logits
 
+    return forward
+
+
+def capture(model: PreTrainedModel) -> Capture:
+    """Record a model whose layers are bound. Raises NotCapturable with the reason; the model is left as it was."""
     device = model.device
     arguments = (
         torch.zeros(1, _TOKENS, dtype=torch.int64, device=device),
@@ -91,7 +100,7 @@ def capture(model: PreTrainedModel) -> Capture:
     try:
         # A model that was loaded for inference may not be recorded in inference mode, whose tensors keep no version.
         with _silent(), torch.inference_mode(False), torch.no_grad(), operators.capturing():
-            recorded = make_fx(forward, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*arguments)
+            recorded = make_fx(eager(model), tracing_mode="symbolic", _allow_non_fake_inputs=True)(*arguments)
     except Exception as error:
         # Whatever a model's own code makes of symbolic sizes: the model runs uncompiled.
         raise NotCapturable(" ".join(str(error).split())[:200] or type(error).__name__) from error

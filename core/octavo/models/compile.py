@@ -21,27 +21,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from transformers import PreTrainedModel
 
 from octavo.models import operators
-from octavo.models.capture import Attention, Capture, Piece, capture, symbols
+from octavo.models.capture import Attention, Capture, Forward, Piece, capture, eager, symbols
 
 logger = logging.getLogger(__name__)
-
-Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Token ids [1, tokens], positions [1, tokens], rows of which logits are wanted [rows] -> logits [1, rows, vocab]."""
 
 
 class CompileFailed(RuntimeError):
     """A model that cannot be compiled here, with the reason."""
-
-
-def eager(model: PreTrainedModel) -> Forward:
-    """The model as transformers runs it."""
-
-    def forward(ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        output = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
-        logits: Tensor = output.logits
-        return logits
-
-    return forward
 
 
 def compiled(model: PreTrainedModel) -> Forward:
