@@ -129,7 +129,7 @@ def test_a_plugin_that_ends_the_process(folder: Path, tmp_path: Path, monkeypatc
                 stream = await engine.submit(prompt_of(5), greedy(5, presence_penalty=1))
                 with pytest.raises(EngineDied, match="ended with status 7"):
                     await stream.result()
-                assert len(stream.output.completions[0].token_ids) == 2
+                assert len(stream.output.completions[0].token_ids) <= 2, "what it had got out by then"
             await engine.wait_healthy()
             with pytest.raises(RequestPoisoned):
                 await engine.submit(prompt_of(5), greedy(5, presence_penalty=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ class Caller:
     seconds: float | None
     log: dict[str, object]
     """Goes into the request's line of the log."""
+    arrived: float = field(default_factory=time.perf_counter)
+    """Before the deadline begins to run: a request that it ends has then taken no less."""
 
 
 @dataclass(slots=True)
@@ -63,7 +66,7 @@ class Service:
     @contextmanager
     def counted(self, caller: Caller, sequences: int) -> Iterator[Meter]:
         """Hold places for a request's sequences while it runs, and measure it."""
-        meter = Meter()
+        meter = Meter(started=caller.arrived)
         with self.metrics.request(meter, caller.seconds):
             try:
                 with self.admission.places(sequences):
