@@ -150,21 +150,23 @@ class Scheduler:
         if (decoding and self._patience()) or not self.waiting:
             return
         leaders = _Leaders(self.kv.block_size, self.running)
+        reserved = sum(map(self._soon, self.running))
         for request in list(self.waiting):
             if budget < 1 or len(self.running) == self.limits.max_batch_size:
                 return
             if self._awaits(request, leaders):
                 continue
-            row = self._admit_one(request, budget)
+            row = self._admit_one(request, budget, reserved)
             if row is None:
                 return
             leaders.add(request)
+            reserved += self._soon(request)
             budget -= row.count
             yield row
 
-    def _admit_one(self, request: Request, budget: int) -> ScheduledRow | None:
-        """Let it in with its first tokens; None if tokens or blocks do not suffice."""
-        spare, reserved = self.limits.spare_slots, self._reserved()
+    def _admit_one(self, request: Request, budget: int, reserved: int) -> ScheduledRow | None:
+        """Let it in with its first tokens; None if tokens do not suffice, or blocks beside `reserved` ones."""
+        spare = self.limits.spare_slots
         table = request.table = self.kv.admit(request.known, request.namespace, request.uses_cache, spare, reserved)
         left = request.length - table.computed
         count = min(left, budget)
@@ -195,12 +197,11 @@ class Scheduler:
         longest = leaders.shared(request)
         return longest > 0 and longest > self.kv.peek(request.known, request.namespace)
 
-    def _reserved(self) -> int:
-        """Blocks that the running requests will soon ask for."""
-        wanted = (min(request.length + _AHEAD, request.max_length) for request in self.running)
-        blocks = (blocks_for_tokens(tokens + self.limits.spare_slots, self.kv.block_size) for tokens in wanted)
-        held = (request.table.count for request in self.running if request.table is not None)
-        return sum(blocks) - sum(held)
+    def _soon(self, request: Request) -> int:
+        """Blocks that a running request will ask for within its next tokens."""
+        assert request.table is not None, "a running request has a table"
+        tokens = min(request.length + _AHEAD, request.max_length) + self.limits.spare_slots
+        return blocks_for_tokens(tokens, self.kv.block_size) - request.table.count
 
     def _has_room(self, request: Request, reserved: int) -> bool:
         """Room for all of it that is known, beside what those that run will soon ask for."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
-from fastapi import Request
+from fastapi import Request, Response
 
 from octavo import __version__
 from octavo.outputs import TokenLogprob
@@ -22,13 +22,15 @@ from octavo.server.openai_answers import (
     TopLogprob,
     Usage,
 )
+from octavo.server.openai_schema import ChatRequest, CompletionRequest
 from octavo.server.service import Caller, Service
-from octavo.server.sse import event
+from octavo.server.sse import EventStream, answer, event
 from octavo.server.text import Texts
 
 encode = msgspec.json.Encoder().encode
 
 Reason = Literal["stop", "length"]
+Body = TypeVar("Body", ChatRequest, CompletionRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,24 @@ class Head:
     def of(cls, prefix: str, service: Service, caller: Caller) -> Head:
         """A new answer's."""
         return cls(f"{prefix}-{caller.request_id}", service.model)
+
+
+async def respond(
+    service: Service,
+    request: Request,
+    body: Body,
+    kind: str,
+    stream: Callable[[Service, Body, Caller, Head], AsyncGenerator[bytes, None]],
+    complete: Callable[[Service, Body, Caller, Head], Awaitable[tuple[Meter, msgspec.Struct]]],
+) -> Response:
+    """The answer to a request, as events if it asks for them; `kind` begins its id."""
+    caller, device = service.caller(request), service.engine.info.device
+    head = Head.of(kind, service, caller)
+    if body.stream:
+        events = stream(service, body, caller, head)
+        return EventStream(events, error_event(request), caller.seconds, {"x-compute-type": device})
+    meter, found = await answer(request, complete(service, body, caller, head), caller.seconds)
+    return Response(encode(found), media_type="application/json", headers=meter.headers(device))
 
 
 def reason(finish_reason: str | None) -> Reason | None:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from octavo.outputs import Completion
 from octavo.server.meter import Meter
-from octavo.server.openai import Head, chat_logprobs, encode, error_event, reason, usage
+from octavo.server.openai import Head, chat_logprobs, encode, reason, respond, usage
 from octavo.server.openai_answers import (
     ChatChoice,
     ChatCompletion,
@@ -21,7 +21,7 @@ from octavo.server.openai_answers import (
 from octavo.server.openai_schema import ChatRequest, sampling
 from octavo.server.schema import responses
 from octavo.server.service import Caller, Service, result, tokens
-from octavo.server.sse import DONE, EventStream, answer, event
+from octavo.server.sse import DONE, event
 
 
 def routes(service: Service) -> APIRouter:
@@ -31,14 +31,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions", responses=responses(ChatCompletion, stream=ChatCompletionChunk, openai=True))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Go on with a chat."""
-        caller = service.caller(request)
-        head = Head.of("chatcmpl", service, caller)
-        device = service.engine.info.device
-        if body.stream:
-            events = _events(service, body, caller, head)
-            return EventStream(events, error_event(request), caller.seconds, {"x-compute-type": device})
-        meter, found = await answer(request, _complete(service, body, caller, head), caller.seconds)
-        return Response(encode(found), media_type="application/json", headers=meter.headers(device))
+        return await respond(service, request, body, "chatcmpl", _events, _complete)
 
     return router
 

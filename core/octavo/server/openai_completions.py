@@ -15,12 +15,12 @@ from octavo.outputs import Completion as Answer
 from octavo.outputs import RequestOutput, StreamedToken, TokenLogprob
 from octavo.server import errors
 from octavo.server.meter import Meter
-from octavo.server.openai import Head, completion_logprobs, encode, error_event, reason, usage
+from octavo.server.openai import Head, completion_logprobs, encode, reason, respond, usage
 from octavo.server.openai_answers import Completion, CompletionChoice
 from octavo.server.openai_schema import CompletionRequest, sampling
 from octavo.server.schema import responses
 from octavo.server.service import Caller, Service, result, tokens
-from octavo.server.sse import DONE, EventStream, answer, event
+from octavo.server.sse import DONE, event
 
 if TYPE_CHECKING:
     from octavo.async_engine import RequestStream
@@ -41,14 +41,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/completions", responses=responses(Completion, stream=Completion, openai=True))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
-        caller = service.caller(request)
-        head = Head.of("cmpl", service, caller)
-        device = service.engine.info.device
-        if body.stream:
-            events = _events(service, body, caller, head)
-            return EventStream(events, error_event(request), caller.seconds, {"x-compute-type": device})
-        meter, found = await answer(request, _complete(service, body, caller, head), caller.seconds)
-        return Response(encode(found), media_type="application/json", headers=meter.headers(device))
+        return await respond(service, request, body, "cmpl", _events, _complete)
 
     return router
 
