@@ -7,6 +7,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
+WORKERS ?= logical
 BIN := .venv/bin
 TEXT := Lisbon is the capital of Portugal, Madrid of Spain, Paris of France, Rome of Italy, Vienna of Austria, Athens of \
 	Greece, Oslo of Norway, Helsinki of Finland and Warsaw of Poland.
@@ -31,11 +32,12 @@ demo: .venv/octavo
 	    "$(TEXT) What is the capital of Greece?" \
 	    "$(TEXT) Which country's capital is Oslo?"
 
-# One torch thread: the tests' tensors are small, and two threads on them only wait for each other. Where a test starts more,
-# idle ones sleep: those that spin take the cores from the ones that work.
+# As many processes as cores (WORKERS=0: this one alone, for a debugger), each with one torch thread: the tests' tensors are
+# small, and two threads on them only wait for each other. Where a test starts more, idle ones sleep: those that spin take the
+# cores from the ones that work.
 test: .venv/octavo-dev
 	@echo "==> Running the tests"
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
 
 lint: .venv/octavo-dev
 	@echo "==> ruff"

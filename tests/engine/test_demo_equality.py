@@ -16,7 +16,8 @@ import torch
 from transformers import AutoTokenizer
 
 from octavo.kv.budget import blocks_for_tokens
-from tests.engine.harness import Mode, Reference, answer, build, load_reference, show
+from tests.conftest import Note
+from tests.engine.harness import Mode, Reference, answer, build, load_reference
 
 COUNT = int(os.environ.get("OCTAVO_DEMO_PROMPTS", "64"))
 TOKENS = int(os.environ.get("OCTAVO_DEMO_TOKENS", "64"))
@@ -116,9 +117,7 @@ def reference(demo_model_path: Path) -> Reference:
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_demo_model(
-    demo_model_path: Path, reference: Reference, mode: Mode, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_demo_model(demo_model_path: Path, reference: Reference, mode: Mode, note: Note) -> None:
     numbers, prompts = range(len(reference.prompts)), reference.prompts
     engine = build(demo_model_path, mode).engine
     first = answer(engine, prompts, TOKENS, arrival=mode.arrival)
@@ -131,5 +130,7 @@ def test_demo_model(
         assert again.cached == [len(prompt) - 1 for prompt in prompts]
     else:
         assert not any(first.cached)
-    show(capsys, [f"{mode.name}: {close} close calls", *reference.close_calls[-close:] * bool(close)])
+    note(f"{mode.name}: {close} close calls")
+    for call in reference.close_calls[-close:] * bool(close):
+        note(call)
     assert close <= 3

@@ -8,7 +8,8 @@ import pytest
 
 from octavo.models import compile
 from tests import checkpoints
-from tests.engine.harness import Mode, Reference, answer, build, pairs_left_out, show
+from tests.conftest import Note
+from tests.engine.harness import Mode, Reference, answer, build, pairs_left_out
 
 TOKENS = 20
 
@@ -87,7 +88,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 def test_tiny_checkpoints(
     tiny: tuple[Path, Reference],
     modes: list[Mode],
-    capsys: pytest.CaptureFixture[str],
+    note: Note,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder, reference = tiny
@@ -96,7 +97,7 @@ def test_tiny_checkpoints(
         monkeypatch.setattr(compile, "_inductor", lambda piece, *_: compile._as_recorded(piece))
     for mode in modes:
         run(folder, replace(mode, compile=mode.compile and architecture not in UNCOMPILED), reference)
-    report(reference, len(modes), capsys)
+    report(reference, len(modes), note)
 
 
 def run(folder: Path, mode: Mode, reference: Reference) -> None:
@@ -120,7 +121,8 @@ def fits(prompt: list[int], mode: Mode) -> bool:
     return 256 - TOKENS < len(prompt) < 256 if mode.block_size == 256 else len(prompt) < 64
 
 
-def report(reference: Reference, modes: int, capsys: pytest.CaptureFixture[str]) -> None:
+def report(reference: Reference, modes: int, note: Note) -> None:
     """Print the close calls, which must be at few places."""
-    show(capsys, reference.close_calls)
+    for call in reference.close_calls:
+        note(call)
     assert len(reference.close_places) <= modes
