@@ -118,9 +118,9 @@ def test_attention_may_be_a_variable(offered: Plugins, monkeypatch: pytest.Monke
     ("arguments", "message"),
     [
         (["backends", "--device", "tpu"], 'device "tpu" is not known'),
-        (["backends", "--block-size", "0"], "block_size is 0 (argument): input should be greater than 0"),
+        (["backends", "--block-size", "0"], "block_size is 0 (flag --block-size): it must be a whole number at"),
         (["generate", "/nowhere", "hello"], "/nowhere"),
-        (["generate", "TINY", "hello", "--dtype", "float8"], "dtype is 'float8' (argument)"),
+        (["generate", "TINY", "hello", "--dtype", "float8"], "dtype is 'float8' (flag --dtype)"),
         (["generate", "TINY", "hello", "--temperature", "-1"], "temperature"),
         (["generate", "TINY", "hello", "--attention", "referense"], "did you mean reference"),
         (["generate", "TINY", "hello", "--block-size", "16", "--max-batch-total-tokens", "8"], "the cache must hold"),

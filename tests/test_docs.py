@@ -17,6 +17,7 @@ from octavo.conformance.registry import trials
 from octavo.engine.sampling_params import SamplingParams
 from octavo.hooks import HOOKS
 from octavo.settings import Settings, variable
+from octavo.settings_elsewhere import GONE
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -79,6 +80,11 @@ def test_every_setting_is_documented_with_its_default() -> None:
             assert said[variable(name)] == f"`{str(field.default).lower()}`"
         elif field.default_factory is None:
             assert "`" not in said[variable(name)]
+
+
+def test_what_tgi_had_and_is_gone_is_documented() -> None:
+    said = rows("migrate-from-tgi.md", "[A-Z_]+")
+    assert said.items() >= {variable(name): instead for name, instead in GONE.items()}.items()
 
 
 def test_every_sampling_parameter_is_documented_with_its_default() -> None:

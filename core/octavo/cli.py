@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from octavo import __version__
-from octavo.options import bad_input_is_told, setting
-from octavo.server.cli import serve
+from octavo.options import bad_input_is_told, from_flags, setting, sources
+from octavo.server.cli import ServeCommand, serve
 from octavo.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -74,7 +74,7 @@ def backends(
         from octavo.attention.select import choose_device
         from octavo.plugins import plugins
 
-        settings = Settings(device=device, attention=attention, block_size=block_size)
+        settings = from_flags(device=device, attention=attention, block_size=block_size)
         on = choose_device(settings.device, plugins())
         report = Report.of(on, settings.attention, settings.block_size, plugins())
         if as_json:
@@ -179,16 +179,12 @@ def generate(
 
         texts = list(_prompts(prompts))
         params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-        llm = LLM(
-            model,
-            attention=attention,
-            dtype=dtype,
-            device=device,
-            block_size=block_size,
-            max_batch_total_tokens=max_batch_total_tokens,
-            compile=Settings(compile=compile_model).compile or False,
-            progress=not as_json,
-        )
+        flags: dict[str, Any] = {
+            "attention": attention, "dtype": dtype, "device": device, "block_size": block_size,
+            "max_batch_total_tokens": max_batch_total_tokens,
+            "compile": Settings(compile=compile_model, _warn=False).compile or False,
+        }  # fmt: skip
+        llm = LLM(model, progress=not as_json, _sources=sources(flags), **flags)
         tokens = [_encoded(llm, text, chat) for text in texts]
         start = time.perf_counter()
         outputs = llm.generate(tokens, params, progress=not as_json)
@@ -236,7 +232,7 @@ def conformance(
     with bad_input_is_told():
         from octavo.conformance import run
 
-        where = Settings(device=device).device
+        where = from_flags(device=device).device
         status = run(name, device=where, only=only, seed=seed, json_path=json_path)
     raise typer.Exit(status)
 
@@ -250,4 +246,4 @@ def bench(context: typer.Context) -> None:
         benchmarks(context.args, prog_name="octavo bench")
 
 
-app.command()(serve)
+app.command(cls=ServeCommand)(serve)

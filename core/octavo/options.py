@@ -2,42 +2,64 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from inspect import Parameter
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from octavo.settings import Settings, flag, variable
+from octavo import settings_values
+from octavo.settings import GROUPS, Settings, flag, schemas, variable
 
 _ALIASES = {"host": ("--hostname",), "max_input_tokens": ("--max-input-length",), "octavo_config": ("--config",)}
 """Further flags: TGI's, and a shorter one."""
+_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 def setting(name: str, *flags: str, **options: Any) -> Any:
-    """A setting as an option: its flag and its meaning."""
-    help = f"{Settings.model_fields[name].description} [{variable(name)}]"
-    return typer.Option(*(flags or (flag(name),)), help=help, **options)
+    """A setting as an option: its flag, its group, its meaning, what it may be."""
+    return typer.Option(*(flags or (flag(name),)), help=escape(_help(name)), rich_help_panel=_GROUP_OF[name], **options)
+
+
+def _help(name: str) -> str:
+    """Behind its meaning the variable, the value that it has by itself, and what it may be if no word says that yet."""
+    field, schema = Settings.model_fields[name], schemas()[name]
+    value = settings_values.default(field)
+    words = settings_values.allowed(schema).removeprefix("a whole number").removeprefix("a number").strip()
+    if words.startswith(("a ", "texts ", "true ")):  # the word behind the flag says it
+        words = ""
+    told = variable(name) + (f": {words}" if words else "") + (f"; default {value}" if value is not None else "")
+    return f"{field.description} [{told}]"
 
 
 def every_setting(*left_out: str) -> list[Parameter]:
     """All settings as a command's keyword parameters; what is not given is None. `Settings` checks the texts."""
     return [
         Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name))
-        for name in Settings.model_fields
+        for names in GROUPS.values()
+        for name in names
         if name not in left_out
     ]
 
 
 def _annotation(name: str) -> Any:
-    kind = Settings.model_fields[name].annotation
-    if kind is bool or bool in get_args(kind):
+    word = settings_values.word(schemas()[name])
+    if not word:
         return Annotated[bool | None, setting(name, f"{flag(name)}/--no{flag(name)[1:]}")]
-    word = "NUMBER" if re.search(r"\b(int|float)\b", str(kind)) else "TEXT"
     flags = (flag(name), *_ALIASES.get(name, ()))
     return Annotated[str | None, setting(name, *flags, metavar=word)]
+
+
+def sources(given: Mapping[str, object]) -> dict[str, str]:
+    """Where settings come from that a command's options of their names gave."""
+    return {name: f"flag {flag(name)}" for name, value in given.items() if value is not None}
+
+
+def from_flags(**given: Any) -> Settings:
+    """The settings of a command, whose options have their names."""
+    return Settings(_sources=sources(given), **given)
 
 
 @contextmanager

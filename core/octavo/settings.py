@@ -8,18 +8,21 @@ names are those of TGI where it has them. Nothing else in core reads the environ
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, ValidationError
-from pydantic_settings import NoDecode
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError
 
-from octavo.settings_server import ServerSettings
+from octavo import settings_values
+from octavo.settings_elsewhere import FORMER_NAMES, without_effect
+from octavo.settings_engine import Batching, Cache, Model
+from octavo.settings_group import SettingsGroup
+from octavo.settings_server import Lifecycle, Limits, Logging, Security, Server
 
 logger = logging.getLogger(__name__)
 
@@ -38,16 +41,6 @@ def flag(setting: str) -> str:
     return "--" + setting.replace("_", "-")
 
 
-def _mapping(value: object) -> object:
-    """A JSON text as the mapping it says."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ValueError(f'it must be a JSON object, e.g. {{"name": 1}}: {error}') from None
-
-
 def _cache_folder() -> Path:
     """Where applications keep what they can make again (XDG base directory specification)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
@@ -63,103 +56,35 @@ def named_compiler() -> str | None:
     return os.environ.get("CXX")
 
 
-class Settings(ServerSettings):
-    """All settings; an argument that is None counts as not given. Raises `SettingsError`."""
+class Files(SettingsGroup):
+    """Where settings are read from, and where octavo writes."""
 
-    model_id: str | None = Field(
-        None,
-        description="The model: a folder with a checkpoint, a GGUF file, or a name on the hub. Unset: the demo model.",
-    )
-    revision: str | None = Field(None, description="Commit, branch or tag of a model on the hub.")
-    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
-        "auto",
-        description="Of weights and activations. auto: the checkpoint's, float32 on a CPU.",
-    )
-    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
-        "auto",
-        description="Of cached keys and values. auto: the same as dtype.",
-    )
-    device: str = Field("auto", description="cpu, cuda, rocm, xpu, or a plugin's. auto: the best that is available.")
-    attention: str | None = Field(
-        None,
-        description="The attention backend: NAME, PLATFORM/NAME, or prefill=NAME,decode=NAME. Unset: the best one.",
-    )
-    attention_options: Annotated[dict[str, Any], NoDecode, BeforeValidator(_mapping)] = Field(
-        {},
-        description="Options of the attention backend, a JSON object.",
-    )
-    compile: bool | None = Field(
-        None,
-        description="Compile the model: faster steps, for a start that takes seconds longer. Needs a C++ compiler. "
-        "Unset: on a CPU, where there is one and the model can be compiled.",
-    )
-    block_size: PositiveInt | None = Field(
-        None,
-        description="Tokens in a cache block. Unset: what the attention backend prefers.",
-    )
-    prefix_caching: bool | None = Field(
-        None,
-        description="Reuse the keys and values of prompts that begin alike. Unset: wherever the backend can.",
-    )
-    max_input_tokens: PositiveInt | None = Field(
-        None,
-        description="Longest prompt, tokens. Unset: one less than max_total_tokens.",
-    )
-    max_total_tokens: PositiveInt | None = Field(
-        None,
-        description="Most tokens of one request, prompt and answer. Unset: what the model and the cache allow.",
-    )
-    max_batch_prefill_tokens: PositiveInt = Field(
-        4096,
-        description="Most prompt tokens that one step computes; longer prompts are computed in chunks.",
-    )
-    max_batch_total_tokens: PositiveInt | None = Field(
-        None,
-        description="Tokens that the cache holds, of all running requests together. Unset: what the memory allows.",
-    )
-    max_batch_size: PositiveInt | None = Field(None, description="Most requests that run at once. Unset: no limit.")
-    waiting_served_ratio: float = Field(
-        0.0,
-        ge=0,
-        description="While requests run, admit new ones only once there are this many times as many; 0: at once.",
-    )
-    max_waiting_tokens: int = Field(
-        20,
-        ge=0,
-        description="After this many steps new requests are admitted whatever waiting_served_ratio says.",
-    )
-    tgi_wiggle_room: float = Field(
-        0.9,
-        gt=0,
-        le=1,
-        description="Unset max_batch_total_tokens: the cache's share of free memory (on a CPU, of a quarter of it).",
-    )
-    engine_restarts: int = Field(
-        5,
-        ge=0,
-        description="How often in a row the server starts its engine again when the engine's process dies.",
-    )
-    engine_restart_seconds: float = Field(
-        1.0,
-        ge=0,
-        description="How long the server waits before it does so; twice as long each further time, a minute at most.",
-    )
-    octavo_cache: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
-        default_factory=_cache_folder,
-        description="The folder in which octavo keeps what it made, such as the converted demo model.",
-    )
+    group = "Files"
 
     octavo_config: Path | None = Field(
         None,
         description="A TOML file with settings by their names; variables and flags win over it.",
     )
+    octavo_cache: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
+        default_factory=_cache_folder,
+        description="The folder in which octavo keeps what it made, such as the converted demo model. "
+        "Unset: octavo in $XDG_CACHE_HOME, or in ~/.cache.",
+    )
+
+
+class Settings(Model, Cache, Batching, Limits, Server, Security, Lifecycle, Logging, Files):
+    """All settings; an argument that is None counts as not given. Raises `SettingsError`."""
+
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def __init__(self, **given: Any) -> None:
+        """`_sources`, a mapping: where arguments come from that are passed on. `_warn`: of variables without effect."""
+        passed_on, warn = given.pop("_sources", {}), given.pop("_warn", True)
         arguments = {name: value for name, value in given.items() if value is not None}
-        for name, right in misspelt_variables(os.environ):
-            logger.warning("the variable %s has no effect, did you mean %s?", name, right)
-        sources = _sources(arguments)
+        sources = _variables() | dict.fromkeys(arguments, "argument") | passed_on
+        if warn:
+            for sentence in without_effect(os.environ, Settings.model_fields):
+                logger.warning(sentence)
         if file := arguments.get("octavo_config") or os.environ.get(variable("octavo_config")):
             for name, value in _from_file(Path(file).expanduser()).items():
                 if name not in sources:
@@ -171,6 +96,12 @@ class Settings(ServerSettings):
         problem = next(self._contradictions(sources), None)
         if problem is not None:
             raise SettingsError(problem)
+        self._sources = sources
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Where each setting that is not at its default comes from."""
+        return {name: source for name, source in self._sources.items() if name in self.model_fields_set}
 
     def _contradictions(self, sources: Mapping[str, str]) -> Iterator[str]:
         """Settings that cannot be together, or that have no effect; defaults give way and are not looked at."""
@@ -195,41 +126,27 @@ _ORDERED = (
     ("block_size", "max_batch_total_tokens", True, "the cache must hold a block at least"),
 )
 
-_FORMER_NAMES = {"max_input_length": "max_input_tokens"}
-"""Names that TGI gave up and still takes."""
-
-_ELSEWHERE = {"ATTENTION_BACKEND": "attention", "VLLM_ATTENTION_BACKEND": "attention", "MODEL": "model_id"}
-"""What other servers call it."""
+GROUPS = {base.group: tuple(base.model_fields) for base in Settings.__bases__ if issubclass(base, SettingsGroup)}
+"""The settings by group, in the order in which people read them."""
 
 
-def misspelt_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Variables that are set and look meant for a setting, each with the variable that is read."""
-    right = {variable(name) for name in (*Settings.model_fields, *_FORMER_NAMES)}
-    long_enough = [name for name in right if len(name) >= 8]
-    for name in sorted(environment):
-        if name.upper() in right:
-            continue
-        bare = name.upper().removeprefix("OCTAVO_").removeprefix("TGI_").removeprefix("VLLM_")
-        close = difflib.get_close_matches(bare, long_enough, n=1, cutoff=0.84)
-        if name in _ELSEWHERE:
-            yield name, variable(_ELSEWHERE[name])
-        elif bare in right:
-            yield name, bare
-        elif close:
-            yield name, close[0]
+@cache
+def schemas() -> Mapping[str, settings_values.Schema]:
+    """The JSON schema of each setting: types and bounds."""
+    properties: Mapping[str, settings_values.Schema] = Settings.model_json_schema()["properties"]
+    return properties
 
 
-def _sources(arguments: Mapping[str, object]) -> dict[str, str]:
-    """Where each setting that is not at its default comes from."""
-    known = (*Settings.model_fields, *_FORMER_NAMES)
-    variables = {name.lower(): f"variable {name}" for name, value in os.environ.items() if value}
-    return {name: source for name, source in variables.items() if name in known} | dict.fromkeys(arguments, "argument")
+def _variables() -> dict[str, str]:
+    """The variables that are set, as where a setting comes from."""
+    known = {*Settings.model_fields, *FORMER_NAMES}
+    return {name.lower(): f"variable {name}" for name, value in os.environ.items() if value and name.lower() in known}
 
 
 def _with_current_names(arguments: Mapping[str, object], sources: dict[str, str]) -> dict[str, Any]:
     """The arguments, and what is set under a former name."""
     current = dict(arguments)
-    for former, name in _FORMER_NAMES.items():
+    for former, name in FORMER_NAMES.items():
         if former in sources:
             if name in sources:
                 raise SettingsError(
@@ -252,15 +169,20 @@ def _environment_value(setting: str) -> str:
 
 
 def _wrong_values(error: ValidationError, sources: Mapping[str, str]) -> Iterator[str]:
-    for problem in error.errors(include_url=False):
-        name = str(problem["loc"][0])
-        message = problem["msg"].removeprefix("Value error, ")
+    """Each wrong setting once: it, its value, where that came from, and what is allowed."""
+    problems = {str(problem["loc"][0]): problem for problem in reversed(error.errors(include_url=False))}
+    for name, problem in reversed(problems.items()):
         if problem["type"] == "extra_forbidden":
             close = difflib.get_close_matches(name, Settings.model_fields, n=1)
             told = f", did you mean {close[0]}?" if close else ""
-            yield f"there is no setting {name}{told}" + (
-                f" ({sources[name]})" if "in " in sources.get(name, "") else ""
-            )
+            where = sources[name]
+            yield f"there is no setting {name}{told}" + (f" ({where})" if where.startswith("in ") else "")
+        elif problem["type"] == "value_error":  # of our own checks, which say it better
+            yield f"{name} is {_shown(name, problem['input'])} ({sources[name]}): {problem['ctx']['error']}"
         else:
-            value = "not shown" if name == "api_key" else repr(problem["input"])
-            yield f"{name} is {value} ({sources[name]}): {message[0].lower()}{message[1:]}"
+            must = settings_values.allowed(schemas()[name])
+            yield f"{name} is {_shown(name, problem['input'])} ({sources[name]}): it must be {must}"
+
+
+def _shown(name: str, value: object) -> str:
+    return "not shown" if name == "api_key" else repr(value)

@@ -4,47 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from octavo.settings_group import SettingsGroup, Texts
 
 
-def _listed(value: object) -> object:
-    """A text with commas as the list it says."""
-    if not isinstance(value, str):
-        return value
-    return tuple(filter(None, (part.strip() for part in value.split(","))))
+class Server(SettingsGroup):
+    """Where it listens."""
 
-
-def _printable(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Keys that can stand in a header. The message keeps them to itself."""
-    if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
-        raise ValueError("an API key is made of printable ASCII characters without spaces: one of these is not")
-    return keys
-
-
-Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
-
-
-class ServerSettings(BaseSettings):
-    """What `octavo serve` adds to a model and its engine."""
-
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_ignore_empty=True, protected_namespaces=())
+    group = "Server"
 
     host: str = Field("0.0.0.0", description="Address to listen on. 127.0.0.1: this machine alone.")
     port: int = Field(3000, ge=0, le=65535, description="Port to listen on; 0: one that is free.")
-    api_key: Annotated[Texts, AfterValidator(_printable)] = Field(
-        (),
-        description="Keys, with commas; requests bring one of them (Authorization: Bearer KEY). Unset: open to all.",
+    validation_workers: PositiveInt = Field(2, description="Threads that turn text into tokens.")
+
+
+class Limits(SettingsGroup):
+    """What it takes on."""
+
+    group = "Limits"
+
+    max_input_tokens: PositiveInt | None = Field(
+        None,
+        description="Longest prompt, tokens. Unset: one less than max_total_tokens.",
     )
-    cors_allow_origin: Texts = Field((), description="Origins whose pages may call the server, with commas; *: any.")
+    max_total_tokens: PositiveInt | None = Field(
+        None,
+        description="Most tokens of one request, prompt and answer. Unset: what the model and the cache allow.",
+    )
     max_concurrent_requests: PositiveInt = Field(
         128,
         description="Sequences in the server at once, waiting ones too; what is above is turned away with 429.",
@@ -54,13 +41,54 @@ class ServerSettings(BaseSettings):
     max_stop_sequences: NonNegativeInt = Field(4, description="Most stop texts of a request.")
     max_top_n_tokens: NonNegativeInt = Field(5, description="Most likeliest tokens to return at each place.")
     payload_limit: PositiveInt = Field(2_000_000, description="Most bytes of a request's body.")
-    validation_workers: PositiveInt = Field(2, description="Threads that turn text into tokens.")
     request_timeout: PositiveFloat | None = Field(
         None,
         description="Seconds until a request must be answered; X-Request-Timeout asks for less. Unset: no limit.",
     )
+
+
+def _printable(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Keys that can stand in a header. The message keeps them to itself."""
+    if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
+        raise ValueError("an API key is made of printable ASCII characters without spaces: one of these is not")
+    return keys
+
+
+class Security(SettingsGroup):
+    """Who may ask."""
+
+    group = "Security"
+
+    api_key: Annotated[Texts, AfterValidator(_printable)] = Field(
+        (),
+        description="Keys, with commas; requests bring one of them (Authorization: Bearer KEY), and each is a tenant "
+        "with cached prefixes of its own. Unset: open to all.",
+    )
+    cors_allow_origin: Texts = Field((), description="Origins whose pages may call the server, with commas; *: any.")
+
+
+class Lifecycle(SettingsGroup):
+    """How it ends, and what happens when its engine does."""
+
+    group = "Lifecycle"
+
     graceful_termination_timeout: NonNegativeFloat = Field(
         90.0,
         description="Seconds that running requests have to finish after SIGTERM.",
     )
+    engine_restarts: NonNegativeInt = Field(
+        5,
+        description="How often in a row the server starts its engine again when the engine's process dies.",
+    )
+    engine_restart_seconds: NonNegativeFloat = Field(
+        1.0,
+        description="How long the server waits before it does so; twice as long each further time, a minute at most.",
+    )
+
+
+class Logging(SettingsGroup):
+    """What it tells."""
+
+    group = "Logging"
+
     json_output: bool = Field(False, description="Write the log as JSON, one object a line.")

@@ -8,23 +8,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from octavo.settings import Settings, flag, variable
+from octavo.options import setting
 
 app = typer.Typer(
     help="Measure octavo: a table on the screen, and the numbers behind it with --json FILE.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _setting(name: str, *flags: str) -> Any:
-    return typer.Option(*(flags or (flag(name),)), help=f"{Settings.model_fields[name].description} [{variable(name)}]")
-
-
-Model = Annotated[str | None, _setting("model_id", "--model")]
+Model = Annotated[str | None, setting("model_id", "--model")]
 Seed = Annotated[int, typer.Option(help="The same seed, the same requests.")]
 ShareGPT = Annotated[
     bool | None,
@@ -52,8 +48,8 @@ def throughput(
     seed: Seed = 0,
     sharegpt: ShareGPT = None,
     dtype: Annotated[str, typer.Option(help="Of both engines: float32, float16 or bfloat16.")] = "float32",
-    attention: Annotated[str | None, _setting("attention")] = None,
-    block_size: Annotated[int | None, _setting("block_size")] = None,
+    attention: Annotated[str | None, setting("attention")] = None,
+    block_size: Annotated[int | None, setting("block_size")] = None,
     uncompiled: Annotated[
         bool, typer.Option("--uncompiled", help="Measure octavo with COMPILE=0 too, in turn.")
     ] = False,
@@ -103,7 +99,7 @@ def waste(
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="What each client asks for; longer answers end there.")
     ] = 1024,
-    max_batch_prefill_tokens: Annotated[int, _setting("max_batch_prefill_tokens")] = 4096,
+    max_batch_prefill_tokens: Annotated[int, setting("max_batch_prefill_tokens")] = 4096,
     block_size: Annotated[list[int], typer.Option(min=1, help="May be given several times.")] = [1, 16, 64, 256],  # noqa: B006
     seed: Seed = 0,
     sharegpt: ShareGPT = None,

@@ -51,7 +51,9 @@ class Child:
             command = (sys.executable, "-P", "-m", "octavo.engine.process", address)
             child = cls(await _spawn(*command), socket, folder)
             given = settings.model_dump(mode="json", exclude_unset=True)
-            socket.send(messages.encode(messages.Start(given)))  # it goes out when the process has connected
+            socket.send(
+                messages.encode(messages.Start(given, dict(settings.sources)))
+            )  # it goes out when the process has connected
             return child, await child._ready()
         except BaseException:
             if child is not None:

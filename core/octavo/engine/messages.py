@@ -19,6 +19,8 @@ class Start(msgspec.Struct, tag="start"):
     """The first message: settings that are not at their defaults, by name."""
 
     settings: dict[str, Any]
+    sources: dict[str, str] = {}
+    """Where they come from."""
 
 
 class Submit(msgspec.Struct, tag="submit"):

@@ -156,7 +156,7 @@ def _serve(socket: zmq.Socket[bytes]) -> None:
     message = messages.decode_to_engine(socket.recv())
     if not isinstance(message, messages.Start):
         raise ValueError(f"the first message is {type(message).__name__}, not Start")
-    settings = Settings(**message.settings)
+    settings = Settings(_sources=message.sources, _warn=False, **message.settings)
     logs.configure(settings.json_output)
     plugins = installed_plugins()
     loaded, built = open_engine(settings, plugins)

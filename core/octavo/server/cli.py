@@ -6,17 +6,34 @@ from inspect import Parameter, Signature
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from octavo.options import bad_input_is_told, every_setting
-from octavo.settings import Settings
+from octavo.options import bad_input_is_told, every_setting, from_flags
+from octavo.settings import SettingsError
+from octavo.settings_elsewhere import gone_flag
 
 _NEEDED = frozenset({"fastapi", "uvicorn", "uvloop", "httptools", "prometheus_client"})
+
+
+class ServeCommand(TyperCommand):
+    """A command that knows the flags which its users bring from TGI."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does it; a flag of TGI's that is not here is an error that says what to do instead."""
+        for word in args:
+            if instead := gone_flag(word):
+                with bad_input_is_told():
+                    raise SettingsError(instead)
+        return super().parse_args(ctx, args)
 
 
 def serve(model: str | None = None, **settings: Any) -> None:
     """Serve a model to clients of text-generation-inference and of OpenAI: octavo serve demo."""
     with bad_input_is_told():
-        chosen = Settings(model_id=model, **settings)
+        if model is not None and settings["model_id"] is not None:
+            raise SettingsError(f"the model is {model} and --model-id {settings['model_id']}: give one of them")
+        settings["model_id"] = settings["model_id"] or model
+        chosen = from_flags(**settings)
         try:
             from octavo.server.run import serve as run
         except ModuleNotFoundError as error:
@@ -34,11 +51,11 @@ def serve(model: str | None = None, **settings: Any) -> None:
 
 
 _MODEL = typer.Argument(
-    metavar="[MODEL]", help="A folder with a checkpoint, a GGUF file, a hub name, or demo. [MODEL_ID]"
+    metavar="MODEL", help="A folder with a checkpoint, a GGUF file, a hub name, or demo. [MODEL_ID]"
 )
 serve.__signature__ = Signature(  # type: ignore[attr-defined]
     [
         Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=Annotated[str | None, _MODEL]),
-        *every_setting("model_id"),
+        *every_setting(),
     ]
 )

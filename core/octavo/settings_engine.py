@@ -1,0 +1,101 @@
+"""The settings of a model and its engine: a part of `octavo.settings.Settings`, which reads and checks them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic_settings import NoDecode
+
+from octavo.settings_group import SettingsGroup
+
+
+class Model(SettingsGroup):
+    """What is served, and where it runs."""
+
+    group = "Model"
+
+    model_id: str | None = Field(
+        None,
+        description="The model: a folder with a checkpoint, a GGUF file, a name on the hub, or demo. Unset: demo.",
+    )
+    revision: str | None = Field(None, description="Commit, branch or tag of a model on the hub.")
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        "auto",
+        description="Of weights and activations. auto: the checkpoint's, float32 on a CPU.",
+    )
+    device: str = Field("auto", description="cpu, cuda, rocm, xpu, or a plugin's. auto: the best that is available.")
+    compile: bool | None = Field(
+        None,
+        description="Compile the model: faster steps, for a start that takes seconds longer. Needs a C++ compiler. "
+        "Unset: on a CPU, where there is one and the model can be compiled; octavo generate only if told to.",
+    )
+
+
+def _mapping(value: object) -> object:
+    """A JSON text as the mapping it says."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f'it must be a JSON object, e.g. {{"name": 1}}: {error}') from None
+
+
+class Cache(SettingsGroup):
+    """How attention is computed, and the blocks of keys and values that it reads."""
+
+    group = "Attention and cache"
+
+    attention: str | None = Field(
+        None,
+        description="The attention backend: NAME, PLATFORM/NAME, or prefill=NAME,decode=NAME. Unset: the best one.",
+    )
+    attention_options: Annotated[dict[str, Any], NoDecode, BeforeValidator(_mapping)] = Field(
+        {},
+        description="Options of the attention backend, a JSON object.",
+    )
+    prefix_caching: bool | None = Field(
+        None,
+        description="Reuse the keys and values of prompts that begin alike. Unset: wherever the backend can.",
+    )
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        "auto",
+        description="Of cached keys and values. auto: the same as dtype.",
+    )
+    block_size: PositiveInt | None = Field(
+        None,
+        description="Tokens in a cache block. Unset: what the attention backend prefers.",
+    )
+    max_batch_total_tokens: PositiveInt | None = Field(
+        None,
+        description="Tokens that the cache holds, of all running requests together. Unset: what the memory allows.",
+    )
+    tgi_wiggle_room: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Unset max_batch_total_tokens: the cache's share of free memory (on a CPU, of a quarter of it).",
+    )
+
+
+class Batching(SettingsGroup):
+    """Which requests run in a step."""
+
+    group = "Batching"
+
+    max_batch_prefill_tokens: PositiveInt = Field(
+        4096,
+        description="Most prompt tokens that one step computes; longer prompts are computed in chunks.",
+    )
+    max_batch_size: PositiveInt | None = Field(None, description="Most requests that run at once. Unset: no limit.")
+    waiting_served_ratio: NonNegativeFloat = Field(
+        0.0,
+        description="While requests run, admit new ones only once there are this many times as many; 0: at once.",
+    )
+    max_waiting_tokens: NonNegativeInt = Field(
+        20,
+        description="After this many steps new requests are admitted whatever waiting_served_ratio says.",
+    )
