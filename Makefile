@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs check clean
+.PHONY: help demo test lint format settings docs check clean
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
@@ -15,13 +15,14 @@ TEXT := Lisbon is the capital of Portugal, Madrid of Spain, Paris of France, Rom
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
-	@echo "make demo    install octavo into .venv, fetch the demo model, answer a few questions with it"
-	@echo "make test    install what the tests need and run them"
-	@echo "make lint    ruff (format and rules), mypy --strict, the import contracts"
-	@echo "make format  let ruff rewrite what it can"
-	@echo "make docs    build the documentation into site/, warnings are errors"
-	@echo "make check   lint, docs and test: what a change must pass"
-	@echo "make clean   remove .venv, caches and what was built"
+	@echo "make demo      install octavo into .venv, fetch the demo model, answer a few questions with it"
+	@echo "make test      install what the tests need and run them"
+	@echo "make lint      ruff (format and rules), mypy --strict, the import contracts"
+	@echo "make format    let ruff rewrite what it can"
+	@echo "make settings  write docs/settings.md anew, from the settings' source"
+	@echo "make docs      build the documentation into site/, warnings are errors"
+	@echo "make check     lint, docs and test: what a change must pass"
+	@echo "make clean     remove .venv, caches and what was built"
 
 demo: .venv/octavo
 	@echo "==> Preparing the demo model (SmolLM2-135M-Instruct; downloaded and converted once)"
@@ -51,6 +52,9 @@ lint: .venv/octavo-dev
 format: .venv/octavo-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+settings: .venv/octavo-dev
+	$(BIN)/octavo settings --markdown > docs/settings.md
 
 docs: .venv/octavo-dev
 	@echo "==> Building the documentation into site/"

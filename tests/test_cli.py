@@ -114,6 +114,24 @@ def test_attention_may_be_a_variable(offered: Plugins, monkeypatch: pytest.Monke
     assert json.loads(run("backends", "--json", *flags).stdout)["chosen"] == "test/low"
 
 
+def test_settings_with_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are secret."""
+    file = tmp_path / "octavo.toml"
+    file.write_text('port = 1\nmax_best_of = 1\nmax_stop_sequences = 1\napi_key = "secret"')
+    monkeypatch.setenv("MAX_BEST_OF", "2")
+    monkeypatch.setenv("MAX_STOP_SEQUENCES", "2")
+    result = run("settings", "--config", str(file), "--max-stop-sequences", "3")
+    rows = {words[0]: words[1:] for line in result.stdout.splitlines() if (words := line.split())}
+    assert rows["port"][:2] == ["1", "in"]
+    assert rows["max_best_of"] == ["2", "variable", "MAX_BEST_OF"]
+    assert rows["max_stop_sequences"] == ["3", "flag", "--max-stop-sequences"]
+    assert rows["max_top_n_tokens"] == ["5", "default"]
+    assert rows["api_key"][:3] == ["1,", "not", "shown"]
+    assert str(file) in "".join(result.output.split())
+    assert "secret" not in result.output
+    assert run("settings", "--port", "x").exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

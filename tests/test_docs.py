@@ -2,6 +2,7 @@
 
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +10,7 @@ from types import ModuleType
 import pytest
 import typer
 
+from octavo import settings_page
 from octavo.attention.check import check_backend
 from octavo.attention.contract import AttentionBackend
 from octavo.attention.device import CPU
@@ -71,15 +73,25 @@ def rows(page: str, name: str) -> dict[str, str]:
     return dict(re.findall(rf"^\| `({name})` \| (.*?) ?\|", text, re.MULTILINE))
 
 
-def test_every_setting_is_documented_with_its_default() -> None:
-    """Defaults that are values stand in the table as code; those that are worked out, in words."""
-    said = rows("operate.md", "[A-Z_]+")
-    assert said.keys() == {variable(name) for name in Settings.model_fields}
-    for name, field in Settings.model_fields.items():
-        if field.default_factory is None and field.default not in (None, ()):
-            assert said[variable(name)] == f"`{str(field.default).lower()}`"
-        elif field.default_factory is None:
-            assert "`" not in said[variable(name)]
+def test_the_page_of_settings_is_up_to_date() -> None:
+    """If not: make settings."""
+    assert (DOCS / "settings.md").read_text(encoding="utf-8") == settings_page.markdown()
+
+
+def test_the_page_of_settings_has_them_all() -> None:
+    page = (DOCS / "settings.md").read_text(encoding="utf-8")
+    assert rows("settings.md", "[a-z_]+").keys() == Settings.model_fields.keys()
+    assert "| `port` | `--port`<br>`PORT` | `3000` | a whole number from 0 to 65535 | Port to listen on; 0: " in page
+    assert "| `compile` | `--compile`<br>`--no-compile`<br>`COMPILE` |  | true or false | Compile the model: " in page
+
+
+def test_settings_in_files_are_settings(tmp_path: Path) -> None:
+    shown = [block for page in PAGES for block in blocks(page, "toml") if "octavo.toml" in block]
+    assert shown
+    for text in shown:
+        file = tmp_path / "octavo.toml"
+        file.write_text(text)
+        assert Settings(octavo_config=file).sources.keys() >= tomllib.loads(text).keys()
 
 
 def test_what_tgi_had_and_is_gone_is_documented() -> None:

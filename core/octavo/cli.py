@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from octavo import __version__
-from octavo.options import bad_input_is_told, from_flags, setting, sources
+from octavo.options import bad_input_is_told, from_flags, setting, sources, takes_every_setting
 from octavo.server.cli import ServeCommand, serve
 from octavo.settings import Settings
 
@@ -246,4 +246,20 @@ def bench(context: typer.Context) -> None:
         benchmarks(context.args, prog_name="octavo bench")
 
 
+def show_settings(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page of all settings instead.")] = False,
+    **given: Any,
+) -> None:
+    """What every setting is with these flags, here, and where it comes from."""
+    from octavo import settings_page
+
+    with bad_input_is_told():
+        if markdown:
+            typer.echo(settings_page.markdown(), nl=False)
+        else:
+            Console(highlight=False).print(settings_page.table(from_flags(**given)))
+
+
+takes_every_setting(show_settings)
+app.command("settings")(show_settings)
 app.command(cls=ServeCommand)(serve)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from inspect import Parameter
+from inspect import Parameter, Signature, signature
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +15,7 @@ from octavo.settings import GROUPS, Settings, flag, schemas, variable
 
 _ALIASES = {"host": ("--hostname",), "max_input_tokens": ("--max-input-length",), "octavo_config": ("--config",)}
 """Further flags: TGI's, and a shorter one."""
+_BOOLEANS = frozenset(name for name, schema in schemas().items() if not settings_values.word(schema))
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
@@ -34,22 +35,26 @@ def _help(name: str) -> str:
     return f"{field.description} [{told}]"
 
 
-def every_setting(*left_out: str) -> list[Parameter]:
-    """All settings as a command's keyword parameters; what is not given is None. `Settings` checks the texts."""
-    return [
+def flags_of(name: str) -> tuple[str, ...]:
+    """All flags of a setting: what is switched on and off has one for each."""
+    return (flag(name), f"--no{flag(name)[1:]}") if name in _BOOLEANS else (flag(name), *_ALIASES.get(name, ()))
+
+
+def takes_every_setting(command: Callable[..., None]) -> None:
+    """Put every setting in the place of a command's `**given`; None: not given. `Settings` checks the texts."""
+    *own, _ = signature(command, eval_str=True).parameters.values()
+    settings = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name))
         for names in GROUPS.values()
         for name in names
-        if name not in left_out
     ]
+    command.__signature__ = Signature([*own, *settings])  # type: ignore[attr-defined]
 
 
 def _annotation(name: str) -> Any:
-    word = settings_values.word(schemas()[name])
-    if not word:
-        return Annotated[bool | None, setting(name, f"{flag(name)}/--no{flag(name)[1:]}")]
-    flags = (flag(name), *_ALIASES.get(name, ()))
-    return Annotated[str | None, setting(name, *flags, metavar=word)]
+    if name in _BOOLEANS:
+        return Annotated[bool | None, setting(name, "/".join(flags_of(name)))]
+    return Annotated[str | None, setting(name, *flags_of(name), metavar=settings_values.word(schemas()[name]))]
 
 
 def sources(given: Mapping[str, object]) -> dict[str, str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from inspect import Parameter, Signature
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from octavo.options import bad_input_is_told, every_setting, from_flags
+from octavo.options import bad_input_is_told, from_flags, takes_every_setting
 from octavo.settings import SettingsError
 from octavo.settings_elsewhere import gone_flag
 
@@ -27,7 +26,12 @@ class ServeCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def serve(model: str | None = None, **settings: Any) -> None:
+_MODEL = typer.Argument(
+    metavar="MODEL", help="A folder with a checkpoint, a GGUF file, a hub name, or demo. [MODEL_ID]"
+)
+
+
+def serve(model: Annotated[str | None, _MODEL] = None, **settings: Any) -> None:
     """Serve a model to clients of text-generation-inference and of OpenAI: octavo serve demo."""
     with bad_input_is_told():
         if model is not None and settings["model_id"] is not None:
@@ -50,12 +54,4 @@ def serve(model: str | None = None, **settings: Any) -> None:
     raise typer.Exit(status)
 
 
-_MODEL = typer.Argument(
-    metavar="MODEL", help="A folder with a checkpoint, a GGUF file, a hub name, or demo. [MODEL_ID]"
-)
-serve.__signature__ = Signature(  # type: ignore[attr-defined]
-    [
-        Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=Annotated[str | None, _MODEL]),
-        *every_setting(),
-    ]
-)
+takes_every_setting(serve)
