@@ -43,7 +43,8 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     unset = {name for name in Settings.model_fields if getattr(settings, name) is None}
     assert unset == {
         "model_id", "revision", "attention", "compile", "block_size", "prefix_caching", "max_input_tokens",
-        "max_total_tokens", "max_batch_total_tokens", "max_batch_size", "request_timeout", "octavo_config",
+        "max_total_tokens", "max_batch_total_tokens", "max_batch_size", "request_timeout", "max_queue_seconds",
+        "octavo_config",
     }  # fmt: skip
     assert (settings.tgi_wiggle_room, settings.dtype, settings.device) == (0.9, "auto", "auto")
     assert settings.octavo_cache == Path.home() / ".cache" / "octavo"

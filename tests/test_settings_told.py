@@ -37,6 +37,7 @@ WRONG = {
     "max_top_n_tokens": ("-1", INTEGER),
     "payload_limit": ("2MB", POSITIVE),
     "request_timeout": ("0", "it must be a number above 0"),
+    "max_queue_seconds": ("0", "it must be a number above 0"),
     "port": ("65536", "it must be a whole number from 0 to 65535"),
     "validation_workers": ("0", POSITIVE),
     "api_key": ("a key", "an API key is made of printable ASCII characters without spaces"),

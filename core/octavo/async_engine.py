@@ -25,7 +25,7 @@ from octavo.hooks import StepStats
 from octavo.models.demo import model_location
 from octavo.models.load import load_tokenizer
 from octavo.outputs import RequestOutput
-from octavo.request_stream import RequestStream, Running
+from octavo.request_stream import RequestStream, Running, mark_begun
 from octavo.settings import Settings
 
 if TYPE_CHECKING:
@@ -235,6 +235,8 @@ class AsyncEngine:
                 self._take_outputs(message)
             case messages.Accepted():
                 self._accept(message)
+            case messages.Began():
+                mark_begun(self._running, message.sequences)
             case messages.Refused():
                 running = self._submitted.pop(message.ticket, None)
                 if running is not None:
@@ -265,6 +267,7 @@ class AsyncEngine:
             if running is None:  # cancelled while the step ran
                 continue
             running.queue_seconds = output.queue_seconds
+            running.begun.set()
             running.leave()
             try:
                 running.generation.take(self, output)

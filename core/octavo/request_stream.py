@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from octavo.generation import Generation
@@ -24,6 +24,8 @@ class Running:
     accepted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when something came."""
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it waits no longer: it runs, or has failed."""
     queue_seconds: float | None = None
     error: Exception | None = None
     """Why nothing more comes."""
@@ -38,7 +40,15 @@ class Running:
             self.accepted.set_exception(error)
             self.accepted.exception()  # whoever submitted it may have gone
         self.generation.sequences.clear()
+        self.begun.set()
         self.changed.set()
+
+
+def mark_begun(running: Mapping[int, Running], sequences: Iterable[int]) -> None:
+    """Tell those who wait that their sequences run; one that was cancelled meanwhile has nobody."""
+    for sequence in sequences:
+        if (one := running.get(sequence)) is not None:
+            one.begun.set()
 
 
 class RequestStream(AsyncIterator[StreamedToken]):
@@ -62,6 +72,13 @@ class RequestStream(AsyncIterator[StreamedToken]):
     def queue_seconds(self) -> float | None:
         """How long it waited in the engine before its first step; None until something came."""
         return self._running.queue_seconds
+
+    async def begun(self) -> None:
+        """Wait until the engine runs it, or it has failed.
+
+        Where `max_queue_seconds` is not set, the engine does not tell until the first token has come.
+        """
+        await self._running.begun.wait()
 
     def __aiter__(self) -> RequestStream:
         return self

@@ -45,6 +45,11 @@ class Limits(SettingsGroup):
         None,
         description="Seconds until a request must be answered; X-Request-Timeout asks for less. Unset: no limit.",
     )
+    max_queue_seconds: PositiveFloat | None = Field(
+        None,
+        description="Seconds that a request may wait until the engine begins to run it; then it is turned away with "
+        "429. A stream's status waits as long. Unset: no limit.",
+    )
 
 
 def _printable(keys: tuple[str, ...]) -> tuple[str, ...]:

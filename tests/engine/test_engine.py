@@ -143,6 +143,18 @@ def test_every_request_gets_the_tokens_that_follow_its_prompt(block_size: int, b
     assert answers.engine.scheduler.kv.stats().evictions > 0
 
 
+def test_a_request_begins_once_whatever_happens_to_it_later() -> None:
+    """In chunks, and with its blocks taken away in between."""
+    answers = start(block_size=4, blocks=20, max_batch_prefill_tokens=7)
+    told: list[tuple[int, list[int]]] = []
+    answers.engine.on_begin = lambda ids: told.append((answers.engine.scheduler.preemptions, ids))
+    requests = [answers.submit(prompt_of(12, 5 * index), 30) for index in range(5)]
+    answers.drain()
+    assert answers.engine.scheduler.preemptions > 0
+    assert [request for _, ids in told for request in ids] == requests
+    assert all(ids for _, ids in told)
+
+
 def test_a_step_that_fails_costs_its_own_requests_alone(caplog: pytest.LogCaptureFixture) -> None:
     answers = start(max_batch_size=3)
     requests = [answers.submit(prompt_of(20 + index, index), 6) for index in range(5)]

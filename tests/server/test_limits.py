@@ -31,6 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         max_batch_size=1,
         payload_limit=10_000,
         block_size=16,
+        max_queue_seconds=3600,
     ) as running:
         yield running
 
@@ -163,6 +164,43 @@ def test_a_client_that_hangs_up_in_the_queue(server: Live, http: httpx.Client) -
             until(lambda: server.held()[1] == 2)
         until(lambda: server.held()[1] == 1)
         assert server.service.admission.taken == 1
+
+
+QUEUED: list[tuple[str, dict[str, Any]]] = [
+    ("/generate", SHORT),
+    ("/generate_stream", SHORT),
+    ("/v1/completions", {"prompt": "a", "stream": True}),
+    ("/v1/chat/completions", {"messages": [{"role": "u", "content": "a"}]}),
+]
+
+
+@pytest.mark.parametrize(("route", "body"), QUEUED)
+def test_a_request_that_waits_too_long(
+    server: Live, http: httpx.Client, route: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only place is taken: who does not get it in time has a status, streams too, and is gone from the engine."""
+    with http.stream("POST", "/v1/completions", json=LONG) as response:
+        lines = response.iter_lines()  # forgotten, it would close the connection
+        next(lines)
+        monkeypatch.setattr(
+            server.service, "settings", server.service.settings.model_copy(update={"max_queue_seconds": 0.01})
+        )
+        before = failures(http, "queue_timeout")
+        refused = http.post(route, json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        error = refused.json()["error"]
+        message, kind = (error, refused.json()["error_type"]) if "error_type" in refused.json() else (
+            error["message"], error["code"])  # fmt: skip
+        assert kind == "queue_timeout"
+        assert "waited 0.01 s (max_queue_seconds)" in message
+        assert failures(http, "queue_timeout") == before + 1
+        until(lambda: server.held()[1] == 1)
+        assert next(lines) is not None  # the one that runs is none the worse
+
+
+def failures(http: httpx.Client, kind: str) -> float:
+    text = http.get("/metrics").text
+    return float(next((line.split()[-1] for line in text.splitlines() if f'failure{{err="{kind}"}}' in line), 0))
 
 
 def hung(server: Live, route: str, body: dict[str, Any]) -> socket.socket:

@@ -44,8 +44,12 @@ class Connection:
         return any(message["type"] == "http.response.start" for message in self.sent)
 
 
-def serve(events: Events, connection: Connection, seconds: float | None = None) -> Coroutine[Any, Any, None]:
-    response = EventStream(events(), lambda error: b"error " + error.kind.encode(), seconds, {"x-more": "1"})
+def serve(
+    events: Events, connection: Connection, seconds: float | None = None, queue_seconds: float | None = None
+) -> Coroutine[Any, Any, None]:
+    response = EventStream(
+        events(), lambda error: b"error " + error.kind.encode(), seconds, {"x-more": "1"}, queue_seconds
+    )
     return response({"type": "http"}, connection.receive, connection.send)
 
 
@@ -102,6 +106,22 @@ def test_a_later_error_is_an_event(error: Exception, kind: bytes) -> None:
         connection = Connection()
         await serve(events, connection)
         assert connection.bodies == [b"one", b"error " + kind, b""]
+
+    run(work())
+
+
+def test_who_may_still_be_turned_away_has_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.0)
+
+    async def work() -> None:
+        async def events() -> AsyncGenerator[bytes, None]:
+            for _ in range(100):
+                await asyncio.sleep(0)
+            yield b"one"
+
+        connection = Connection()
+        await serve(events, connection, queue_seconds=3600)
+        assert connection.bodies[0] == b"one"
 
     run(work())
 

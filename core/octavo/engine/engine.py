@@ -6,7 +6,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -57,6 +57,8 @@ class Engine:
     vocab_size: int
     plugins: Plugins
     """Those that observe are told of steps and of requests that end."""
+    on_begin: Callable[[list[int]], None] | None = None
+    """Called before a step with the ids of requests that it is the first to run."""
     steps: int = 0
     last_step: StepStats | None = None
     """What the latest step did, and how things stood after it."""
@@ -154,10 +156,17 @@ class Engine:
         if not schedule.rows:
             return []
         self.steps += 1
+        self._tell_begin(schedule, started)
         outputs = self._run(schedule)
         self.last_step = step_stats(self.scheduler, schedule, started, self.scheduler.preemptions - preemptions)
         self.plugins.step_finished(self.last_step)
         return outputs
+
+    def _tell_begin(self, schedule: Schedule, since: float) -> None:
+        if self.on_begin is not None:
+            newcomers = [row.request.id for row in schedule.rows if (row.request.started or 0) >= since]
+            if newcomers:
+                self.on_begin(newcomers)
 
     def _run(self, schedule: Schedule) -> list[Output]:
         try:

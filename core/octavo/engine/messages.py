@@ -115,6 +115,12 @@ class Accepted(msgspec.Struct, tag="accepted"):
     sequences: list[int]
 
 
+class Began(msgspec.Struct, tag="began"):
+    """A step begins that is the first to run these sequences. Told where the settings limit the time before it."""
+
+    sequences: list[int]
+
+
 class Refused(msgspec.Struct, tag="refused"):
     """The prompt can never be served, and why; nothing of it is queued."""
 
@@ -222,7 +228,7 @@ class CacheSnapshot(msgspec.Struct, tag="snapshot", kw_only=True):
 BLOCK_STATES = ("scratch", "free", "cached", "pinned", "held")
 """cached: in the tree, unused. pinned: in the tree and used by requests. held: one request's alone."""
 
-FromEngine = Ready | Failed | Accepted | Refused | Invalid | Outputs | EngineStats | CacheSnapshot
+FromEngine = Ready | Failed | Accepted | Began | Refused | Invalid | Outputs | EngineStats | CacheSnapshot
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode

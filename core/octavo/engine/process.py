@@ -69,6 +69,10 @@ class Service:
         if self.engine.busy and not self.stopped:
             self._step()
 
+    def tell_begin(self, sequences: list[int]) -> None:
+        """These run now for the first time."""
+        self._send(messages.Began(sequences))
+
     def _step(self) -> None:
         outputs = self.engine.step()
         step = self.engine.last_step
@@ -161,7 +165,10 @@ def _serve(socket: zmq.Socket[bytes]) -> None:
     plugins = installed_plugins()
     loaded, built = open_engine(settings, plugins)
     socket.send(messages.encode(messages.Ready(describe(settings, loaded, built))))
-    Service(built.engine, socket, loaded.tokenizer).run()
+    service = Service(built.engine, socket, loaded.tokenizer)
+    if settings.max_queue_seconds is not None:
+        built.engine.on_begin = service.tell_begin
+    service.run()
 
 
 def describe(settings: Settings, loaded: LoadedModel, built: Built) -> messages.EngineInfo:

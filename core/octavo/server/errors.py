@@ -65,6 +65,14 @@ def overloaded(limit: int) -> ApiError:
     return ApiError(429, "overloaded", message, headers=RETRY_AFTER)
 
 
+def queued_too_long(seconds: float) -> ApiError:
+    """The engine had no room for the request in time."""
+    message = (
+        f"Model is overloaded: the request waited {seconds:g} s (max_queue_seconds) and did not begin to run, try again"
+    )
+    return ApiError(429, "queue_timeout", message, headers=RETRY_AFTER)
+
+
 def timed_out(seconds: float) -> ApiError:
     """The deadline of the request has passed."""
     return ApiError(504, "timeout", f"The request was not answered within its {seconds:g} s: it was cancelled")

@@ -61,7 +61,9 @@ async def respond(
     head = Head.of(kind, service, caller)
     if body.stream:
         events = stream(service, body, caller, head)
-        return EventStream(events, error_event(request), caller.seconds, {"x-compute-type": device})
+        return EventStream(
+            events, error_event(request), caller.seconds, {"x-compute-type": device}, service.settings.max_queue_seconds
+        )
     meter, found = await answer(request, complete(service, body, caller, head), caller.seconds)
     return Response(encode(found), media_type="application/json", headers=meter.headers(device))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -96,19 +97,39 @@ class Service:
     async def running(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, caller: Caller, salt: str | None, meter: Meter
     ) -> AsyncIterator[list[RequestStream]]:
-        """The prompts in the engine; what still runs of them at the end is cancelled."""
+        """The prompts in the engine; what still runs of them at the end is cancelled.
+
+        With a limit to their time in the queue they run on entry. Raises the 429 where none of them did in time.
+        """
         for prompt in prompts:
             self.check_length(prompt, params.max_tokens)
         meter.prompt_tokens, meter.max_new_tokens = sum(map(len, prompts)), params.max_tokens
         meter.submit()
         async with AsyncExitStack() as stack:
             streams = []
-            for prompt in prompts:
-                stream = await self.engine.submit(
-                    prompt, params, tenant=caller.tenant, cache_salt=salt or "", request_id=caller.request_id
-                )
-                streams.append(await stack.enter_async_context(stream))
+            limit = self.settings.max_queue_seconds
+            try:
+                async with asyncio.timeout(limit):
+                    for prompt in prompts:
+                        stream = await self.engine.submit(
+                            prompt, params, tenant=caller.tenant, cache_salt=salt or "", request_id=caller.request_id
+                        )
+                        streams.append(await stack.enter_async_context(stream))
+                    if limit is not None:
+                        await _one_begins(streams)
+            except TimeoutError:
+                raise errors.queued_too_long(limit or 0) from None
             yield streams
+
+
+async def _one_begins(streams: Sequence[RequestStream]) -> None:
+    """Wait until one of them runs."""
+    waiting = [asyncio.create_task(stream.begun()) for stream in streams]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
 
 
 async def tokens(stream: RequestStream, meter: Meter) -> AsyncIterator[StreamedToken]:

@@ -49,8 +49,9 @@ def event(data: bytes) -> bytes:
 class EventStream(Response):
     """Events as they come, each in one write.
 
-    The status waits for the first event (or the first keep-alive), so that what goes wrong before is a status too;
-    later errors are an event. The client's going, and the deadline, close `events`.
+    The status waits for the first event (or the first keep-alive, which comes `queue_seconds` later than others), so
+    that what goes wrong before is a status too; later errors are an event. The client's going, and the deadline,
+    close `events`.
     """
 
     media_type = "text/event-stream"
@@ -61,10 +62,12 @@ class EventStream(Response):
         error_event: errors.ErrorEvent,
         seconds: float | None,
         headers: Mapping[str, str],
+        queue_seconds: float | None = None,
     ) -> None:
         super().__init__(b"", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
         self._events, self._error_event, self._seconds = events, error_event, seconds
+        self._queue_seconds = queue_seconds or 0.0
         self._started = False
         self._writes = 0
 
@@ -105,7 +108,7 @@ class EventStream(Response):
     async def _keep_alive(self, send: Send) -> None:
         while True:
             writes = self._writes
-            await asyncio.sleep(KEEP_ALIVE_SECONDS)
+            await asyncio.sleep(KEEP_ALIVE_SECONDS if self._started else KEEP_ALIVE_SECONDS + self._queue_seconds)
             if self._writes == writes:
                 await self._write(send, b": keep-alive\n\n")
 

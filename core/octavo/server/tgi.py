@@ -72,8 +72,9 @@ def stream(service: Service, body: GenerateRequest, request: Request) -> Respons
     headers = {"x-compute-type": service.engine.info.device, "x-compute-characters": str(len(body.inputs))}
     path = request.url.path
     return EventStream(
-        _events(service, body, caller), lambda error: event(errors.body(path, error)), caller.seconds, headers
-    )
+        _events(service, body, caller), lambda error: event(errors.body(path, error)), caller.seconds, headers,
+        service.settings.max_queue_seconds,
+    )  # fmt: skip
 
 
 async def _prompt(service: Service, body: GenerateRequest) -> list[int]:
