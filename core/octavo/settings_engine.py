@@ -71,13 +71,15 @@ class Cache(SettingsGroup):
     )
     max_batch_total_tokens: PositiveInt | None = Field(
         None,
-        description="Tokens that the cache holds, of all running requests together. Unset: what the memory allows.",
+        description="Tokens that the cache holds, of all running requests together. Unset: what the memory allows, as "
+        "measured at the start.",
     )
     tgi_wiggle_room: float = Field(
         0.9,
         gt=0,
         le=1,
-        description="Unset max_batch_total_tokens: the cache's share of free memory (on a CPU, of a quarter of it).",
+        description="Unset max_batch_total_tokens: the cache's share of the memory that the largest step leaves free (on a "
+        "CPU, of a quarter of it).",
     )
 
 

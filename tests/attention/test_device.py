@@ -1,10 +1,13 @@
 """The devices that come with octavo: what they say about a machine that has them, and about one that has not."""
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
 
+from octavo.attention import device as device_module
 from octavo.attention.device import BUILT_IN, CPU, CUDA, HIP, XPU, Device, Memory
 
 
@@ -33,6 +36,73 @@ def test_the_cpu_is_always_there() -> None:
     assert cpu.torch_device == torch.device("cpu")
     assert cpu.capture(lambda: None) is None
     cpu.synchronize()
+
+
+@pytest.mark.parametrize("resettable", [True, False])
+def test_the_peak_of_the_cpu_is_what_was_touched(
+    resettable: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Memory that was let go again counts, memory that was held before does not."""
+    size = 2**27
+    held = torch.ones(size // 4)
+    if not resettable:
+        (tmp_path / "clear_refs").mkdir()
+        (tmp_path / "status").symlink_to("/proc/self/status")
+        monkeypatch.setattr(device_module, "_PROCESS", tmp_path)
+
+    def run() -> None:
+        torch.ones(size // 4).sum()
+
+    peak = CPU().peak(run)
+    assert peak >= size - 2**22
+    assert not resettable or peak < 1.5 * size
+    assert held.sum() == size // 4
+
+
+def test_without_proc_the_peak_is_what_the_most_has_grown_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(device_module, "_PROCESS", tmp_path / "nothing")
+    kibibytes = iter([1000, 1700])
+    usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: SimpleNamespace(ru_maxrss=next(kibibytes)))
+    monkeypatch.setattr(device_module, "resource", usage)
+    assert CPU().peak(lambda: None) == 700 * 1024
+
+
+@pytest.mark.parametrize(("left", "peak"), [(7000, 3500), (4000, 6000)])
+def test_the_peak_of_a_gpu_is_what_its_allocator_or_the_driver_says(
+    left: int, peak: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The allocator reserved 3500 more at most; the driver has that many bytes left of 10000."""
+    free = [10_000]
+    told: list[str] = []
+    statistics = SimpleNamespace(
+        empty_cache=lambda: told.append("empty"),
+        reset_peak_memory_stats=lambda: told.append("reset"),
+        memory_reserved=lambda device=None: 500,
+        max_memory_reserved=lambda device=None: 4000,
+        synchronize=lambda: told.append("wait"),
+        current_device=lambda: 0,
+        mem_get_info=lambda device: (free[0], 20_000),
+    )
+    monkeypatch.setattr(torch, "cuda", statistics)
+
+    def run() -> None:
+        told.append("run")
+        free[0] = left
+
+    assert CUDA().peak(run) == peak
+    assert told == ["empty", "reset", "run", "wait", "empty"]
+
+
+def test_the_peak_of_another_device_is_what_it_keeps() -> None:
+    class Other(CPU):
+        name = "other"
+        peak = Device.peak
+        frees: ClassVar[list[int]] = [900, 200]
+
+        def memory(self) -> Memory:
+            return Memory(self.frees.pop(0), 1000)
+
+    assert Other().peak(lambda: None) == 700
 
 
 def test_memory_of_the_cpu_is_in_bytes() -> None:

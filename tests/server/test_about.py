@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,6 +30,16 @@ def test_info(http: httpx.Client, server: Live) -> None:
     assert (info["max_concurrent_requests"], info["max_best_of"], info["max_input_tokens"]) == (128, 2, 1023)
     assert info["attention"] in {one["name"] for one in info["selection"]["candidates"]}
     assert info["chat_template"] is True
+
+
+def test_info_says_what_memory_is_for(http: httpx.Client, server: Live, folder: Path) -> None:
+    info = http.get("/info").json()
+    layers, heads, size = 3, 2, 16
+    block = info["block_size"] * layers * heads * size * 2 * 4
+    assert info["cache_bytes"] == (info["max_batch_total_tokens"] // info["block_size"] + 1) * block
+    assert info["weight_bytes"] > 0.9 * (folder / "model.safetensors").stat().st_size
+    assert info["activation_bytes"] > 0
+    assert info["graph_bytes"] == 0
 
 
 def test_tokens_of_a_text(http: httpx.Client) -> None:

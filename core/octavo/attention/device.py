@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -44,6 +48,16 @@ class Device(ABC):
         """Wait until everything submitted has run; a device that runs at once has nothing to wait for."""
         return
 
+    def peak(self, run: Callable[[], None]) -> int:
+        """Run it; returns the most bytes of this device's memory that it held beyond what was in use before.
+
+        Here: what is no longer free afterwards, for devices whose allocator keeps what it once had.
+        """
+        free = self.memory().free
+        run()
+        self.synchronize()
+        return max(free - self.memory().free, 0)
+
     def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
         """Record `run` once and return its replay, or None where the device cannot."""
         return None
@@ -73,7 +87,22 @@ class CPU(Device):
             return Memory(free, total)
         return Memory(min(free, max(limit - used, 0)), min(total, limit))
 
+    def peak(self, run: Callable[[], None]) -> int:
+        """By the most pages that the process had resident (VmHWM), which the kernel lets itself be told to forget.
 
+        PyTorch keeps no count of a CPU's memory, and would not see what kernels take besides. Where the count cannot
+        be reset, it is the highest since the process began, and so more than the truth. Without /proc it is what that
+        highest has grown by, and may be less.
+        """
+        _trim()
+        with suppress(OSError):
+            (_PROCESS / "clear_refs").write_text("5")
+        before = _resident("VmRSS")
+        run()
+        return max(_resident("VmHWM") - before, 0)
+
+
+_PROCESS = Path("/proc/self")
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 
@@ -87,6 +116,33 @@ def _host_memory() -> tuple[int, int]:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return total, total
     return kibibytes["MemAvailable"] * 1024, kibibytes["MemTotal"] * 1024
+
+
+def _resident(name: str) -> int:
+    """Bytes that the process has in memory: VmRSS now, VmHWM at most; where the system does not tell, at most."""
+    try:
+        line = next(one for one in (_PROCESS / "status").read_text().splitlines() if one.startswith(name))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return int(line.split()[1]) * 1024
+
+
+def _trim() -> None:
+    """Have the allocator return what it keeps for later: taken from there, memory would not show."""
+    with suppress(OSError, AttributeError):  # glibc's alone
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _peak(statistics: Any, device: Device, run: Callable[[], None]) -> int:
+    """Of a device that PyTorch's caching allocator serves: what that reserved, or what the driver gave in all."""
+    statistics.empty_cache()
+    statistics.reset_peak_memory_stats()
+    free, reserved = device.memory().free, statistics.memory_reserved()
+    run()
+    device.synchronize()
+    most = max(statistics.max_memory_reserved() - reserved, free - device.memory().free)
+    statistics.empty_cache()
+    return int(most)
 
 
 class CUDA(Device):
@@ -114,6 +170,10 @@ class CUDA(Device):
     def synchronize(self) -> None:
         """Wait for the current GPU."""
         torch.cuda.synchronize()
+
+    def peak(self, run: Callable[[], None]) -> int:
+        """What the allocator reserved, fragments and the libraries' workspaces with it."""
+        return _peak(torch.cuda, self, run)
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
         """A CUDA graph (HIP graph on AMD) of `run`; it must have run once before, so that nothing is made in it."""
@@ -157,6 +217,10 @@ class XPU(Device):
     def synchronize(self) -> None:
         """Wait for the current XPU."""
         torch.xpu.synchronize()
+
+    def peak(self, run: Callable[[], None]) -> int:
+        """What the allocator reserved, fragments and the libraries' workspaces with it."""
+        return _peak(torch.xpu, self, run)
 
 
 def _unavailable_gpu(build: str | None, platform: str) -> str | None:

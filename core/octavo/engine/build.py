@@ -8,30 +8,31 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from torch import nn
 from transformers import PreTrainedModel
 
 from octavo import native
 from octavo.attention.device import Device
 from octavo.attention.select import Selection, choose, choose_device
+from octavo.engine import warm_up
 from octavo.engine.engine import Engine
 from octavo.engine.runner import Runner
-from octavo.engine.scheduler import Limits, Scheduler
-from octavo.kv.budget import blocks_for_bytes, blocks_for_tokens, refusal
+from octavo.engine.scheduler import Scheduler
+from octavo.engine.sizing import Room, limits_of, measured
+from octavo.kv.budget import MemoryUse
 from octavo.kv.manager import KVCacheManager
 from octavo.models import bridge
 from octavo.models.capture import Forward, NotCapturable, eager
 from octavo.models.compile import CompileFailed, compiled
 from octavo.models.demo import model_location
 from octavo.models.load import LoadedModel, load
-from octavo.models.pack import pack
+from octavo.models.pack import pack, weight_bytes
 from octavo.plugins import Plugins
 from octavo.settings import Settings, SettingsError
 
 logger = logging.getLogger(__name__)
-
-CPU_SHARE = 0.25
-"""Of the free host memory that the cache may take when the user names no size: the machine has others to serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,7 @@ class Built:
 
     engine: Engine
     selection: Selection
-    block_bytes: int
-    """Of one block in all groups together."""
+    memory: MemoryUse
 
 
 def open_engine(settings: Settings, plugins: Plugins, *, progress: bool = False) -> tuple[LoadedModel, Built]:
@@ -86,18 +86,27 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
     options = settings.attention_options
     backends = [selection.build(spec, device, options, bridge.sinks(calls, members)) for spec, members in alike]
     block_bytes = sum(backend.layout.block_bytes for backend in backends)
-    num_blocks = _num_blocks(settings, selection.block_size, block_bytes, device)
-    limits = _limits(loaded, settings, selection, num_blocks, block_bytes)
     groups = []
     for backend, (_, members) in zip(backends, alike, strict=True):
-        group = bridge.AttentionGroup(backend, backend.layout.allocate(num_blocks, device.torch_device))
+        group = bridge.AttentionGroup(backend, backend.layout.allocate(warm_up.BLOCKS, device.torch_device))
         bridge.bind(calls, members, group)
         groups.append(group)
+    runner = Runner(_forward(loaded.model, settings, device), groups, device.torch_device)
+    room = Room(device.name, device.memory().free, selection.block_size, block_bytes)
+    room = measured(room, runner, settings, selection, loaded.max_position, device)
+    num_blocks = room.blocks(settings)
+    limits = limits_of(settings, selection, room, num_blocks, loaded.max_position)
+    for group in groups:
+        group.cache = group.backend.layout.allocate(num_blocks, device.torch_device)
+    memory = MemoryUse(
+        weights=weight_bytes(loaded.model), activations=room.activations, graphs=0,
+        num_blocks=num_blocks, block_size=selection.block_size, block_bytes=block_bytes,
+    )  # fmt: skip
+    _tell(memory)
     prefix_caching = selection.capabilities.prefix_caching and settings.prefix_caching is not False
     scheduler = Scheduler(KVCacheManager(num_blocks, selection.block_size, prefix_caching), limits)
-    runner = Runner(_forward(loaded.model, settings, device), groups, device.torch_device)
     engine = Engine(scheduler, runner, loaded.eos_token_ids, _vocab_size(loaded.model), plugins)
-    return Built(engine, selection, block_bytes)
+    return Built(engine, selection, memory)
 
 
 def _forward(model: PreTrainedModel, settings: Settings, device: Device) -> Forward:
@@ -117,49 +126,18 @@ def _forward(model: PreTrainedModel, settings: Settings, device: Device) -> Forw
     return forward
 
 
-def _num_blocks(settings: Settings, block_size: int, block_bytes: int, device: Device) -> int:
-    """Blocks of the cache, block 0 included: as many as the user asks for, or as the free memory holds."""
-    free = device.memory().free
-    if settings.max_batch_total_tokens is None:
-        share = CPU_SHARE if device.name == "cpu" else 1
-        return blocks_for_bytes(int(free * share * settings.tgi_wiggle_room), block_bytes)
-    num_blocks = blocks_for_tokens(settings.max_batch_total_tokens, block_size) + 1
-    if num_blocks * block_bytes > free:
-        most = (blocks_for_bytes(free, block_bytes) - 1) * block_size
-        raise SettingsError(
-            f"max_batch_total_tokens is {settings.max_batch_total_tokens}: that cache needs {num_blocks * block_bytes} "
-            f"bytes, {free} are free on {device.name}; give at most {max(most, 0)}"
-        )
-    return num_blocks
-
-
-def _limits(loaded: LoadedModel, settings: Settings, selection: Selection, num_blocks: int, block_bytes: int) -> Limits:
-    spare = selection.capabilities.spare_slots
-    capacity = (num_blocks - 1) * selection.block_size - spare
-    if capacity < 2:
-        raise SettingsError(
-            f"the cache has room for {max(num_blocks, 0)} blocks of {selection.block_size} tokens, {block_bytes} bytes "
-            "each, and one is reserved: raise max_batch_total_tokens, or free memory"
-        )
-    model_limit = loaded.max_position or capacity
-    total = settings.max_total_tokens or min(model_limit, capacity)
-    if total > model_limit:
-        raise SettingsError(f"max_total_tokens is {total}, the model takes at most {model_limit} positions: lower it")
-    if reason := refusal(num_blocks, selection.block_size, block_bytes, total + spare):
-        raise SettingsError(reason)
-    chunk = settings.max_batch_prefill_tokens
-    if not selection.capabilities.prefix_caching:
-        chunk = max(chunk, total)
-    return Limits(
-        max_input_tokens=min(settings.max_input_tokens or total - 1, total - 1),
-        max_total_tokens=total,
-        max_batch_prefill_tokens=chunk,
-        max_batch_size=settings.max_batch_size,
-        waiting_served_ratio=settings.waiting_served_ratio or None,
-        max_waiting_tokens=settings.max_waiting_tokens if settings.waiting_served_ratio else None,
-        whole_prompts=not selection.capabilities.prefix_caching,
-        spare_slots=spare,
-    )
+def _tell(memory: MemoryUse) -> None:
+    """A small table, and its numbers for those who read the log as JSON."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for row in memory.rows():
+        table.add_row(*row)
+    console = Console(width=120, highlight=False)
+    with console.capture() as text:
+        console.print(table)
+    lines = "\n".join(f"  {line.rstrip()}" for line in text.get().splitlines())
+    logger.info("memory:\n%s", lines, extra={"fields": {"memory": memory.to_dict()}})
 
 
 def _vocab_size(model: PreTrainedModel) -> int:

@@ -84,6 +84,12 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     num_blocks: int
     """Usable ones, block 0 not among them."""
     block_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    """Of one step at most: measured at the start."""
+    graph_bytes: int
+    cache_bytes: int
+    """Of all blocks, block 0 among them."""
     prefix_caching: bool
     max_input_tokens: int
     max_total_tokens: int

@@ -173,7 +173,7 @@ def _serve(socket: zmq.Socket[bytes]) -> None:
 
 def describe(settings: Settings, loaded: LoadedModel, built: Built) -> messages.EngineInfo:
     """What is served, and how."""
-    engine, selection = built.engine, built.selection
+    engine, selection, memory = built.engine, built.selection, built.memory
     kv, limits = engine.scheduler.kv, engine.scheduler.limits
     return messages.EngineInfo(
         model=settings.model_id or "demo",
@@ -185,7 +185,11 @@ def describe(settings: Settings, loaded: LoadedModel, built: Built) -> messages.
         selection=selection.to_dict(),
         block_size=kv.block_size,
         num_blocks=kv.pool.num_blocks - 1,
-        block_bytes=built.block_bytes,
+        block_bytes=memory.block_bytes,
+        weight_bytes=memory.weights,
+        activation_bytes=memory.activations,
+        graph_bytes=memory.graphs,
+        cache_bytes=memory.cache,
         prefix_caching=kv.prefix_caching,
         max_input_tokens=limits.max_input_tokens,
         max_total_tokens=limits.max_total_tokens,

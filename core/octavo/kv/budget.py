@@ -1,4 +1,52 @@
-"""From bytes to blocks, and whether they suffice."""
+"""From bytes to blocks, whether they suffice, and what a device's memory is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of a device's memory, by what they are for."""
+
+    weights: int
+    activations: int
+    """Most of them at a time: measured before the cache is made."""
+    graphs: int
+    """Of captured steps."""
+    num_blocks: int
+    """Block 0 included."""
+    block_size: int
+    """Tokens."""
+    block_bytes: int
+    """Of one block in all layers together."""
+
+    @property
+    def cache(self) -> int:
+        """Bytes of all blocks."""
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def tokens(self) -> int:
+        """What the cache holds."""
+        return (self.num_blocks - 1) * self.block_size
+
+    def to_dict(self) -> dict[str, int]:
+        """For JSON."""
+        return asdict(self) | {"cache": self.cache, "tokens": self.tokens}
+
+    def rows(self) -> Iterator[tuple[str, str, str]]:
+        """A small table for people."""
+        yield "weights", _mebibytes(self.weights), ""
+        yield "activations", _mebibytes(self.activations), "at most, in one step"
+        yield "graphs", _mebibytes(self.graphs), ""
+        blocks = f"{self.num_blocks - 1} blocks of {self.block_size} tokens, {self.block_bytes / 1024:,.1f} KiB each"
+        yield "cache", _mebibytes(self.cache), f"{blocks}: {self.tokens} tokens"
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"
 
 
 def blocks_for_bytes(available_bytes: int, block_bytes: int) -> int:

@@ -46,6 +46,13 @@ class PackedLinear(nn.Module):
         self._product = _Product(packed, bias, FewRows.of(weight, bias))
         self._number = torch.tensor(operators.register(self._product))
 
+    @property
+    def nbytes(self) -> int:
+        """Of the weight in each order that it is kept in, and of the bias."""
+        product = self._product
+        kept = (product.packed, product.bias, product.few.panels if product.few is not None else None)
+        return sum(one.numel() * one.element_size() for one in kept if one is not None)
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
         if operators.is_capturing():
@@ -168,6 +175,20 @@ def pack(model: nn.Module) -> int:
                 setattr(parent, name, PackedLinear(child.weight, child.bias))  # type: ignore[arg-type]
                 replaced += 1
     return replaced
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of a model's weights, those of packed layers among them; what is shared counts once."""
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in (*model.parameters(), *model.buffers())
+    }
+    packed = {
+        linear: linear.nbytes
+        for module in model.modules()
+        if isinstance(linear := module.merged.linear if isinstance(module, MergedPart) else module, PackedLinear)
+    }
+    return sum(storages.values()) + sum(packed.values())
 
 
 def _packable(module: object) -> bool:

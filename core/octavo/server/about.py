@@ -47,6 +47,10 @@ class Info(msgspec.Struct):
     max_batch_prefill_tokens: int
     max_batch_total_tokens: int
     max_batch_size: int | None
+    weight_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+    cache_bytes: int
     chat_template: bool
     engine_process_id: int
 
@@ -172,6 +176,10 @@ def _info(service: Service) -> Info:
         max_batch_prefill_tokens=engine.max_batch_prefill_tokens,
         max_batch_total_tokens=engine.max_batch_total_tokens,
         max_batch_size=engine.max_batch_size,
+        weight_bytes=engine.weight_bytes,
+        activation_bytes=engine.activation_bytes,
+        graph_bytes=engine.graph_bytes,
+        cache_bytes=engine.cache_bytes,
         chat_template=service.texts.has_chat_template,
         engine_process_id=engine.process_id,
     )

@@ -1,0 +1,111 @@
+"""How many blocks the cache has, and what that allows: from settings, free memory, and a measured step."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+
+from octavo.attention.device import Device
+from octavo.attention.select import Selection
+from octavo.engine.runner import Runner
+from octavo.engine.scheduler import Limits
+from octavo.engine.warm_up import Worst, activations
+from octavo.kv.budget import blocks_for_bytes, blocks_for_tokens, refusal
+from octavo.settings import Settings, SettingsError
+
+logger = logging.getLogger(__name__)
+
+CPU_SHARE = 0.25
+"""Of the free host memory that the cache may take when the user names no size: the machine has others to serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A device's memory once the model is there, and what a block of the cache takes of it."""
+
+    device: str
+    free: int
+    """Bytes."""
+    block_size: int
+    """Tokens."""
+    block_bytes: int
+    """Of one block in all layers together."""
+    activations: int = 0
+    """Bytes that a step wants at most."""
+
+    def blocks(self, settings: Settings) -> int:
+        """Blocks of the cache, block 0 included: what the user asks for, or what memory holds beside a step.
+
+        Raises SettingsError, with the most that fits, if it is too much.
+        """
+        left = self.free - self.activations
+        if settings.max_batch_total_tokens is None:
+            share = CPU_SHARE if self.device == "cpu" else 1
+            return blocks_for_bytes(int(left * share * settings.tgi_wiggle_room), self.block_bytes)
+        num_blocks = blocks_for_tokens(settings.max_batch_total_tokens, self.block_size) + 1
+        if num_blocks * self.block_bytes > left:
+            most = (blocks_for_bytes(left, self.block_bytes) - 1) * self.block_size
+            source = settings.sources.get("max_batch_total_tokens", "argument")
+            raise SettingsError(
+                f"max_batch_total_tokens is {settings.max_batch_total_tokens} ({source}): that cache needs "
+                f"{num_blocks * self.block_bytes} bytes, {self.free} are free on {self.device} and a step takes up to "
+                f"{self.activations} of them; give at most {max(most, 0)}"
+            )
+        return num_blocks
+
+
+def measured(
+    room: Room, runner: Runner, settings: Settings, selection: Selection, max_position: int, device: Device
+) -> Room:
+    """The same with what a step takes; the runner's groups have a cache of two blocks. Raises SettingsError."""
+    most = room.blocks(settings)
+    limits = limits_of(settings, selection, room, most, max_position)
+    worst = Worst(
+        prompt_tokens=min(limits.max_batch_prefill_tokens, (most - 1) * room.block_size),
+        context=limits.max_total_tokens,
+        rows=min(settings.max_batch_size or settings.max_concurrent_requests, most - 1),
+        whole_prompts=limits.whole_prompts,
+    )
+    try:
+        taken = activations(runner, worst, room.block_size, device)
+    except torch.OutOfMemoryError as error:
+        raise SettingsError(
+            f"a step of {worst.prompt_tokens} prompt tokens and {worst.rows} requests that decode does not fit into "
+            f"the memory of {device.name}: lower max_batch_prefill_tokens or max_batch_size"
+        ) from error
+    except Exception as error:  # what cannot be computed is told to the requests that want it
+        logger.warning("no memory is kept free for a step: the one to measure failed: %s", error)
+        taken = 0
+    return replace(room, free=device.memory().free, activations=taken)
+
+
+def limits_of(settings: Settings, selection: Selection, room: Room, num_blocks: int, max_position: int) -> Limits:
+    """The scheduler's limits with that many blocks. Raises SettingsError where they cannot be."""
+    spare = selection.capabilities.spare_slots
+    capacity = (num_blocks - 1) * room.block_size - spare
+    if capacity < 2:
+        raise SettingsError(
+            f"the cache has room for {max(num_blocks, 0)} blocks of {room.block_size} tokens, {room.block_bytes} bytes "
+            "each, and one is reserved: raise max_batch_total_tokens, or free memory"
+        )
+    model_limit = max_position or capacity
+    total = settings.max_total_tokens or min(model_limit, capacity)
+    if total > model_limit:
+        raise SettingsError(f"max_total_tokens is {total}, the model takes at most {model_limit} positions: lower it")
+    if reason := refusal(num_blocks, room.block_size, room.block_bytes, total + spare):
+        raise SettingsError(reason)
+    chunk = settings.max_batch_prefill_tokens
+    if not selection.capabilities.prefix_caching:
+        chunk = max(chunk, total)
+    return Limits(
+        max_input_tokens=min(settings.max_input_tokens or total - 1, total - 1),
+        max_total_tokens=total,
+        max_batch_prefill_tokens=chunk,
+        max_batch_size=settings.max_batch_size,
+        waiting_served_ratio=settings.waiting_served_ratio or None,
+        max_waiting_tokens=settings.max_waiting_tokens if settings.waiting_served_ratio else None,
+        whole_prompts=not selection.capabilities.prefix_caching,
+        spare_slots=spare,
+    )
