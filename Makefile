@@ -9,13 +9,11 @@ PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 WORKERS ?= logical
 BIN := .venv/bin
-TEXT := Lisbon is the capital of Portugal, Madrid of Spain, Paris of France, Rome of Italy, Vienna of Austria, Athens of \
-	Greece, Oslo of Norway, Helsinki of Finland and Warsaw of Poland.
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
-	@echo "make demo      install octavo into .venv, fetch the demo model, answer a few questions with it"
+	@echo "make demo      install octavo into .venv, serve the demo model, show an answer (CHECK=1: end then)"
 	@echo "make test      install what the tests need and run them"
 	@echo "make lint      ruff (format and rules), mypy --strict, the import contracts"
 	@echo "make format    let ruff rewrite what it can"
@@ -24,14 +22,9 @@ help:
 	@echo "make check     lint, docs and test: what a change must pass"
 	@echo "make clean     remove .venv, caches and what was built"
 
+# With job control the server has the terminal to itself, so that Ctrl-C ends it and not make.
 demo: .venv/octavo
-	@echo "==> Preparing the demo model (SmolLM2-135M-Instruct; downloaded and converted once)"
-	$(BIN)/octavo demo-model
-	@echo "==> Answering three questions on one text, whose keys and values are computed once"
-	@$(BIN)/octavo generate --max-tokens 32 demo \
-	    "$(TEXT) What is the capital of Portugal?" \
-	    "$(TEXT) What is the capital of Greece?" \
-	    "$(TEXT) Which country's capital is Oslo?"
+	@set -m; $(BIN)/octavo demo $(if $(CHECK),--check)
 
 # As many processes as cores (WORKERS=0: this one alone, for a debugger), each with one torch thread: the tests' tensors are
 # small, and two threads on them only wait for each other. Where a test starts more, idle ones sleep: those that spin take the

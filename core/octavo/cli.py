@@ -16,7 +16,7 @@ from rich.text import Text
 
 from octavo import __version__
 from octavo.options import bad_input_is_told, from_flags, setting, sources, takes_every_setting
-from octavo.server.cli import ServeCommand, serve
+from octavo.server.cli import ServeCommand, demo, serve
 from octavo.settings import Settings
 
 if TYPE_CHECKING:
@@ -262,4 +262,5 @@ def show_settings(
 
 takes_every_setting(show_settings)
 app.command("settings")(show_settings)
+app.command()(demo)
 app.command(cls=ServeCommand)(serve)

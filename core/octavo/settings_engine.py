@@ -78,8 +78,8 @@ class Cache(SettingsGroup):
         0.9,
         gt=0,
         le=1,
-        description="Unset max_batch_total_tokens: the cache's share of the memory that the largest step leaves free (on a "
-        "CPU, of a quarter of it).",
+        description="Unset max_batch_total_tokens: the cache's share of the memory that the largest step leaves free "
+        "(on a CPU, of a quarter of it).",
     )
 
 

@@ -1,14 +1,16 @@
-"""`octavo serve`: every setting is a flag. What is heavy is imported when the command runs."""
+"""`octavo serve`, of which every setting is a flag, and `octavo demo`. What is heavy is imported when they run."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from octavo.options import bad_input_is_told, from_flags, takes_every_setting
-from octavo.settings import SettingsError
+from octavo.settings import Settings, SettingsError
 from octavo.settings_elsewhere import gone_flag
 
 _NEEDED = frozenset({"fastapi", "uvicorn", "uvloop", "httptools", "prometheus_client"})
@@ -31,26 +33,49 @@ _MODEL = typer.Argument(
 )
 
 
-def serve(model: Annotated[str | None, _MODEL] = None, **settings: Any) -> None:
-    """Serve a model to clients of text-generation-inference and of OpenAI: octavo serve demo."""
+@contextmanager
+def _told() -> Iterator[None]:
+    """What is not installed, and why the engine could not start, are messages with exit status 2 too."""
     with bad_input_is_told():
-        if model is not None and settings["model_id"] is not None:
-            raise SettingsError(f"the model is {model} and --model-id {settings['model_id']}: give one of them")
-        settings["model_id"] = settings["model_id"] or model
-        chosen = from_flags(**settings)
         try:
-            from octavo.server.run import serve as run
+            yield
         except ModuleNotFoundError as error:
             if error.name not in _NEEDED:
                 raise
             raise OSError(f"the server needs {error.name}: pip install 'octavo[serve]'") from None
-        from octavo.async_engine import EngineFailed
+        except RuntimeError as error:
+            from octavo.async_engine import EngineFailed  # it is there: it was raised, or something heavier was
 
-        try:
-            status = run(chosen)
-        except EngineFailed as error:
-            typer.echo(f"octavo: {error}", err=True)
-            status = 2
+            if isinstance(error, EngineFailed):
+                raise OSError(str(error)) from None
+            raise
+
+
+def demo(
+    check: Annotated[
+        bool, typer.Option("--check", help="End after the answer, with status 0 if all went well.")
+    ] = False,
+) -> None:
+    """Serve the demo model on this machine, and ask it something: octavo demo."""
+    with _told():
+        host = None if "host" in Settings(_warn=False).sources else "127.0.0.1"
+        settings = Settings(model_id="demo", host=host, api_key=())
+        from octavo.server.demo import demo as run
+
+        status = run(settings, lambda text: typer.echo(text, nl=False), check=check)
+    raise typer.Exit(status)
+
+
+def serve(model: Annotated[str | None, _MODEL] = None, **settings: Any) -> None:
+    """Serve a model to clients of text-generation-inference and of OpenAI: octavo serve demo."""
+    with _told():
+        if model is not None and settings["model_id"] is not None:
+            raise SettingsError(f"the model is {model} and --model-id {settings['model_id']}: give one of them")
+        settings["model_id"] = settings["model_id"] or model
+        chosen = from_flags(**settings)
+        from octavo.server.run import serve as run
+
+        status = run(chosen)
     raise typer.Exit(status)
 
 

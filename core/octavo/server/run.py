@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -24,14 +24,19 @@ _LAST_SECONDS = 5.0
 """After the grace time, for the last answers to reach their clients."""
 
 
-def serve(settings: Settings) -> int:
+Visit = Callable[[str], bool]
+"""A first client, in a thread: it gets the server's address and says whether to go on serving."""
+
+
+def serve(settings: Settings, visit: Visit | None = None) -> int:
     """Serve until a signal; returns the exit status: 0 when every request was answered or told why not.
 
-    Raises SettingsError, or EngineFailed with the reason why the model cannot be served.
+    `visit` is called once the server answers; if it raises, the status is 1. Raises SettingsError, or EngineFailed with
+    the reason why the model cannot be served.
     """
     logs.configure(settings.json_output)
     with _bound(settings) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, listener))
+        return runner.run(_serve(settings, listener, visit))
 
 
 def _bound(settings: Settings) -> socket.socket:
@@ -44,16 +49,35 @@ def _bound(settings: Settings) -> socket.socket:
     return listener
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> int:
+async def _serve(settings: Settings, listener: socket.socket, visit: Visit | None) -> int:
     engine = await AsyncEngine.start(settings)
     try:
         server = Server(engine, settings)
         address = listener.getsockname()
-        logger.info("%s on %s, at http://%s:%d", engine.info.model, engine.info.backend, *address[:2])
+        logger.info("%s on %s, at %s", engine.info.model, engine.info.backend, _url(*address[:2]))
+        visiting = asyncio.create_task(_visited(server, visit, _url(*address[:2])))
         await server.serve(sockets=[listener])
-        return 1 if server.force_exit else 0
+        return 1 if server.force_exit or not await visiting else 0
     finally:
         await engine.close()
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _visited(server: Server, visit: Visit | None, url: str) -> bool:
+    """Let the first client in, and end the server if it says so; False if it has failed."""
+    if visit is None:
+        return True
+    try:
+        go_on, fine = await asyncio.to_thread(visit, url), True
+    except Exception as error:
+        logger.error("%s: %s", type(error).__name__, error)
+        go_on = fine = False
+    if not (go_on or server.should_exit):
+        server.stop()
+    return fine
 
 
 class Server(uvicorn.Server):
