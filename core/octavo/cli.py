@@ -264,3 +264,7 @@ takes_every_setting(show_settings)
 app.command("settings")(show_settings)
 app.command()(demo)
 app.command(cls=ServeCommand)(serve)
+
+
+if __name__ == "__main__":
+    main()

@@ -91,6 +91,84 @@ def throughput(
 
 
 @app.command()
+def serving(
+    model: Model = None,
+    url: Annotated[str | None, typer.Option(help="A server that runs. Unset: octavo serve is started.")] = None,
+    streams: Annotated[
+        int | None,
+        typer.Option(min=1, help="Closed loop: clients, each sends when its last request is answered. [default: 64]"),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Instead: requests a second that arrive by a Poisson process.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="All in all.")] = 128,
+    input_min: Annotated[int, typer.Option(min=1, help="The shortest prompt, tokens.")] = 64,
+    input_max: Annotated[int, typer.Option(min=1, help="The longest prompt, tokens.")] = 256,
+    output_min: Annotated[int, typer.Option(min=1, help="The shortest answer, tokens.")] = 64,
+    output_max: Annotated[int, typer.Option(min=1, help="The longest answer, tokens.")] = 128,
+    slo: Annotated[
+        str | None, typer.Option(metavar="LIMITS", help="What a good request keeps, seconds: ttft=1.5,tpot=0.2,e2e=20.")
+    ] = None,
+    seed: Seed = 0,
+    sharegpt: ShareGPT = None,
+    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
+    attention: Annotated[str | None, _setting("attention")] = None,
+    block_size: Annotated[int | None, _setting("block_size")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of the engine. Default: as PyTorch decides.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 3,
+    peer: Annotated[
+        bool | None,
+        typer.Option(help="Measure octavo.LLM on the same requests too, in turn. Default: in a closed loop."),
+    ] = None,
+    json_path: JsonFile = None,
+    steps: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write step times by batch size to this file.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the distributions of the latencies: .svg, .png, .pdf.")
+    ] = None,
+) -> None:
+    """What clients of octavo serve see: time to first token, between tokens, goodput; and what it costs the engine."""
+    from octavo.bench.latency import Objectives
+    from octavo.bench.serving import Options, run
+    from octavo.bench.throughput import Load, prepared
+    from octavo.bench.workload import Range
+
+    if rate is not None and streams is not None:
+        raise ValueError("streams is a closed loop and rate an open one: give one of them")
+    closed = rate is None
+    if peer and (url is not None or not closed):
+        raise ValueError("octavo.LLM is compared with octavo serve in a closed loop: leave out --peer, --url and --rate")
+    with prepared(model, None, dtype, seed) as folder:
+        options = Options(
+            model=folder,
+            name=Path(folder).name,
+            load=Load(requests, Range(input_min, input_max), Range(output_min, output_max)),
+            streams=(streams or 64) if closed else None,
+            rate=rate,
+            url=url,
+            objectives=Objectives.read(slo) if slo else None,
+            seed=seed,
+            sharegpt=sharegpt,
+            dtype=dtype,
+            attention=attention,
+            block_size=block_size,
+            threads=threads,
+            repeats=repeats,
+            peer=closed and url is None if peer is None else peer,
+        )
+        with Console(stderr=True).status("preparing") as status:
+            found = run(options, status.update)
+    _show(found.report, json_path)
+    if found.steps is not None:
+        _show(found.steps, steps)
+    if plot is not None:
+        from octavo.bench.plot import draw
+
+        draw(found.latencies, options.objectives, plot)
+
+
+@app.command()
 def waste(
     model: Model = None,
     requests: Annotated[int, typer.Option(min=1, help="Conversations, first turns.")] = 2000,

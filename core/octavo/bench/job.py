@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from octavo.bench.workload import Exchange
+
+Question = TypeVar("Question", bound=msgspec.Struct)
+Result = TypeVar("Result", bound=msgspec.Struct)
 
 
 class ProfileRow(msgspec.Struct, frozen=True):
@@ -32,6 +38,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     attention: str | None = None
     block_size: int | None = None
     compile: bool | None = None
+    max_batch_size: int | None = None
+    """Most requests that run at once; None: all of them. octavo's alone."""
     exchanges: list[Exchange]
     profile: bool = False
 
@@ -70,21 +78,47 @@ class EngineFailed(ChildProcessError):
     """A measurement's process that ended without one, with what it said."""
 
 
-def measure(job: Job, threads: int | None = None) -> Measurement:
+def measure(job: Job, threads: int | None = None, path: Path | None = None) -> Measurement:
     """Run a job in a fresh process, so that memory is its own and nothing is warm but what it warmed.
 
-    Raises EngineFailed. Its environment is this process's: on a busy machine set OMP_WAIT_POLICY=PASSIVE, or OpenMP
-    threads that spin take the cores from those that work, whatever the engine.
+    `path`: a folder in which the process finds further plugins. Raises EngineFailed. Its environment is this
+    process's: on a busy machine set OMP_WAIT_POLICY=PASSIVE, or OpenMP threads that spin take the cores from those that
+    work, whatever the engine.
     """
+    return outcome(job.engine, command("octavo.bench.worker", threads=threads, path=path), job, Measurement)
+
+
+def command(module: str, *, threads: int | None = None, path: Path | None = None) -> list[str]:
+    """A module as a program, in this process's environment but for what is given."""
+    variables = [f"OMP_NUM_THREADS={threads}"] if threads else []
+    if path is not None:
+        variables.append(f"PYTHONPATH={os.pathsep.join([str(path), *filter(None, sys.path)])}")
+    return ["env", *variables, sys.executable, "-m", module]
+
+
+def outcome(name: str, words: Sequence[str], question: msgspec.Struct, kind: type[Result]) -> Result:
+    """What a program answers to a question; both are files that its arguments name. Raises EngineFailed."""
     with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
-        question, answer = Path(folder) / "job.json", Path(folder) / "measurement.json"
-        question.write_bytes(msgspec.json.encode(job))
-        variables = [f"OMP_NUM_THREADS={threads}"] if threads else []
-        command = ["env", *variables, sys.executable, "-m", "octavo.bench.worker", str(question), str(answer)]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
-        if done.returncode or not answer.exists():
-            raise EngineFailed(f"{job.engine} ended with status {done.returncode}:\n{done.stderr.strip()}")
-        result = msgspec.json.decode(answer.read_bytes(), type=Measurement | Failure)
+        asked, answered = Path(folder) / "question.json", Path(folder) / "answer.json"
+        asked.write_bytes(msgspec.json.encode(question))
+        done = subprocess.run(
+            [*words, str(asked), str(answered)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            check=False,
+        )  # fmt: skip
+        if done.returncode or not answered.exists():
+            raise EngineFailed(f"{name} ended with status {done.returncode}:\n{done.stderr.strip()}")
+        result = msgspec.json.decode(answered.read_bytes(), type=kind | Failure)
     if isinstance(result, Failure):
-        raise EngineFailed(f"{job.engine}: {result.message}")
+        raise EngineFailed(f"{name}: {result.message}")
     return result
+
+
+def program(kind: type[Question], work: Callable[[Question], msgspec.Struct]) -> None:
+    """The other end of `outcome`: answer the question in the first file that this program's arguments name."""
+    asked, answered = map(Path, sys.argv[1:])
+    try:
+        answer = work(msgspec.json.decode(asked.read_bytes(), type=kind))
+    except Exception as error:
+        told = f"{error}" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
+        answer = Failure(told)
+    answered.write_bytes(msgspec.json.encode(answer))

@@ -97,9 +97,34 @@ def spread(key: str, digits: int) -> Callable[[Row], str]:
     return show
 
 
+def milliseconds(key: str) -> Callable[[Row], str]:
+    """A cell: seconds, as milliseconds."""
+
+    def show(row: Row) -> str:
+        value = row.get(key)
+        return f"{1000 * value:,.1f}" if isinstance(value, int | float) else ""
+
+    return show
+
+
 def word(key: str) -> Callable[[Row], str]:
     """A cell: a name."""
     return lambda row: str(row.get(key) or "")
+
+
+def ranks(measure: str, unit: float, digits: int) -> Callable[[Row], str]:
+    """A cell: a measure's percentiles, in parts of a second of which `unit` make one."""
+
+    def show(row: Row) -> str:
+        found = [row.get(f"{measure}_p{rank}_seconds") for rank in (50, 90, 99)]
+        return " / ".join(f"{unit * value:,.{digits}f}" for value in found if isinstance(value, int | float))
+
+    return show
+
+
+def _goodput(row: Row) -> str:
+    rate = number("good_requests_per_second", 2)(row)
+    return f"{rate} ({number('good_percent', 1, ' %')(row)})" if rate else ""
 
 
 def _identical(row: Row) -> str:
@@ -136,6 +161,27 @@ COLUMNS: dict[str, Columns] = {
         ("seconds", number("wall_seconds", 3)),
         ("share", number("share_percent", 1, " %")),
         ("calls", number("calls")),
+    ],
+    "serving": [
+        ("engine", word("engine")),
+        ("requests", number("requests")),
+        ("output tokens/s", spread("output_tokens_per_second", 1)),
+        ("ratio", spread("output_tokens_per_second_ratio", 3)),
+        ("step ratio", spread("step_seconds_ratio", 3)),
+        ("TTFT ms p50 / p90 / p99", ranks("ttft", 1000, 0)),
+        ("TPOT ms", ranks("tpot", 1000, 0)),
+        ("ITL ms", ranks("itl", 1000, 0)),
+        ("E2E s", ranks("e2e", 1, 2)),
+        ("good requests/s", _goodput),
+        ("failed", number("failed_requests")),
+    ],
+    "serving-steps": [
+        ("rows", number("running_requests")),
+        ("octavo serve ms", milliseconds("served_step_seconds")),
+        ("steps", number("served_steps")),
+        ("octavo.LLM ms", milliseconds("engine_step_seconds")),
+        ("steps ", number("engine_steps")),
+        ("ratio", number("step_seconds_ratio", 3)),
     ],
     "waste": [
         ("reservation", word("reservation")),

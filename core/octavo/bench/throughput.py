@@ -148,8 +148,8 @@ def _row(engine: str, measured: list[Measurement], turns: Turns, exchanges: Sequ
     return {
         "engine": engine,
         "requests": turns.load.requests,
-        **_spread("output_tokens_per_second", [output / each.seconds for each in measured], 2),
-        **_spread("output_tokens_per_second_ratio", _ratios(measured, turns.peer), 3),
+        **spread_of("output_tokens_per_second", [output / each.seconds for each in measured], 2),
+        **spread_of("output_tokens_per_second_ratio", _ratios(measured, turns.peer), 3),
         "wall_seconds": round(median(each.seconds for each in measured), 3),
         "prompt_tokens": sum(len(exchange.prompt) for exchange in exchanges),
         "output_tokens": output,
@@ -163,7 +163,7 @@ def _row(engine: str, measured: list[Measurement], turns: Turns, exchanges: Sequ
     }
 
 
-def _spread(name: str, values: Sequence[float], digits: int) -> dict[str, Fact]:
+def spread_of(name: str, values: Sequence[float], digits: int) -> dict[str, Fact]:
     """The median, the least and the most; none of them without values."""
     if not values:
         return {}

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import resource
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
 from octavo.attention.select import choose_device
-from octavo.bench.job import Failure, Job, Measurement, ProfileRow
+from octavo.bench.job import Job, Measurement, ProfileRow, program
 from octavo.bench.profiler import profiled
 from octavo.bench.workload import Exchange
 from octavo.engine.sampling_params import SamplingParams
@@ -43,7 +41,7 @@ class OctavoEngine:
     def __init__(self, job: Job) -> None:
         self.llm = LLM(
             job.model, attention=job.attention, dtype=job.dtype, block_size=job.block_size, compile=job.compile,
-            progress=False,
+            max_batch_size=job.max_batch_size, progress=False,
         )  # fmt: skip
         self.backend = self.llm.selection.name
         self.block_size: int | None = self.llm.selection.block_size
@@ -161,10 +159,4 @@ def peak_memory() -> int:
 
 
 if __name__ == "__main__":
-    question, answer = map(Path, sys.argv[1:])
-    outcome: Measurement | Failure
-    try:
-        outcome = run(msgspec.json.decode(question.read_bytes(), type=Job))
-    except Exception as error:
-        outcome = Failure(f"{error}" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}")
-    answer.write_bytes(msgspec.json.encode(outcome))
+    program(Job, run)

@@ -63,6 +63,9 @@ class CommonRequest(Body):
     top_k: int | None = Field(default=None, ge=-1, le=2**31 - 1, description="octavo's own; 0 and -1: off.")
     min_p: float | None = Field(default=None, ge=0, le=1, description="octavo's own.")
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100, description="octavo's own.")
+    ignore_eos: bool | None = Field(
+        default=None, description="octavo's own: go on to max_tokens, past any end of sequence."
+    )
     cache_salt: Salt = None
     response_format: Annotated[TextFormat | None, unsupported({"type": "text"})] = None
 
@@ -176,6 +179,7 @@ def sampling(asked: CommonRequest, settings: Settings, top: int | None, best_of:
         logit_bias=_bias(asked.logit_bias or {}),
         seed=asked.seed,
         stop=asked.stops,
+        ignore_eos=bool(asked.ignore_eos),
         logprobs=top,
         n=n,
         best_of=best_of,
