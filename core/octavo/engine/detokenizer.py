@@ -1,6 +1,6 @@
 """Token ids to text as they come: only what later tokens can no longer change is shown."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.engine.sampling_params import SamplingParams
@@ -31,7 +31,7 @@ class IncrementalDetokenizer:
         """`prompt_ids`: what the text continues; only its last tokens are looked at."""
         self.stopped: str | None = None
         self.token_count = 0
-        self._tokenizer = tokenizer
+        self._text_of = decoder(tokenizer)
         self._params = params
         self._stops = tuple(params.stop)
         self._shown: list[str] = []
@@ -52,7 +52,7 @@ class IncrementalDetokenizer:
         Tokens behind the one that completes a stop string are ignored: afterwards `stopped` is that string and
         `token_count` the number of tokens up to and including that one.
         """
-        return self._show("".join(self._take(int(token)) for token in token_ids if self.stopped is None))
+        return self._show("".join([self._take(int(token)) for token in token_ids if self.stopped is None]))
 
     def flush(self) -> str:
         """Return the text that was held back, when no token will follow."""
@@ -95,7 +95,7 @@ class IncrementalDetokenizer:
 
     def _is_skipped(self, token_id: int) -> bool:
         """Whether decoding leaves this token out, so that the window need not keep it."""
-        return self._params.skip_special_tokens and self._decode([token_id]) != self._tokenizer.decode([token_id])
+        return self._params.skip_special_tokens and self._decode([token_id]) != self._text_of([token_id], False)
 
     def _move_window(self) -> None:
         """Drop what lies before the last place where the text was whole, once enough tokens with text follow it."""
@@ -109,6 +109,8 @@ class IncrementalDetokenizer:
 
     def _before_stop(self, new: str) -> str:
         """The part of held and new text that no stop string can claim any more."""
+        if not self._stops:
+            return new
         text = self._held + new
         found = self._first_stop(text)
         if found is not None:
@@ -144,13 +146,28 @@ class IncrementalDetokenizer:
         return next((tail for tail in tails if not self._decode(tail).startswith(_UNFINISHED)), tails[0])
 
     def _decode(self, token_ids: list[int]) -> str:
-        return str(
-            self._tokenizer.decode(
-                token_ids,
-                skip_special_tokens=self._params.skip_special_tokens,
-                clean_up_tokenization_spaces=False,
-            )
-        )
+        return self._text_of(token_ids, self._params.skip_special_tokens)
+
+
+def decoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[list[int], bool], str]:
+    """Token ids, and whether special ones are left out, to text.
+
+    What transformers does around the tokenizers library takes longer than the decoding of a few tokens itself, so it is
+    left out for tokenizers that do not decode in a way of their own.
+    """
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    if (
+        isinstance(tokenizer, PreTrainedTokenizerFast)
+        and kind.decode is PreTrainedTokenizerBase.decode
+        and kind._decode is PreTrainedTokenizerFast._decode
+    ):
+        decode: Callable[[list[int], bool], str] = tokenizer.backend_tokenizer.decode
+        return decode
+    return lambda ids, skip: str(
+        tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+    )
 
 
 def _last(token_ids: Sequence[int], count: int) -> list[int]:

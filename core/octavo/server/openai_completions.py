@@ -132,6 +132,10 @@ async def _events(service: Service, body: CompletionRequest, caller: Caller, hea
 
 async def _merged(running: Sequence[RequestStream], meter: Meter) -> AsyncIterator[tuple[int, StreamedToken]]:
     """The tokens of several prompts as they come, each with its prompt's number."""
+    if len(running) == 1:  # nothing to merge: a task and a queue would cost each token more than its text does
+        async for token in tokens(running[0], meter):
+            yield 0, token
+        return
     arrived: asyncio.Queue[tuple[int, StreamedToken] | None] = asyncio.Queue()
 
     async def forward(number: int, stream: RequestStream) -> None:
