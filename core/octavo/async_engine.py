@@ -187,7 +187,7 @@ class AsyncEngine:
     def _cancel(self, running: Running, index: int | None = None) -> None:
         running.cancelled = not running.accepted.done() or running.accepted.cancelled()
         running.generation.abandon(self, index)
-        running.changed.set()
+        running.wake()
         if not running.generation.sequences:
             running.leave()
 
@@ -273,7 +273,7 @@ class AsyncEngine:
                 running.generation.take(self, output)
             except Exception as error:
                 self._spoilt(running, list(running.generation.sequences), error)
-            running.changed.set()
+            running.wake()
             if output.request_id not in running.generation.sequences:
                 self._running.pop(output.request_id, None)
                 self._ended(running)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+
+class TokenLogprob(msgspec.Struct, frozen=True):
     """A token's natural log-probability under the model's raw distribution."""
 
     token_id: int
@@ -52,8 +53,7 @@ class RequestOutput:
     """One for each prompt token, the first None: nothing precedes it. When asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamedToken:
+class StreamedToken(msgspec.Struct, frozen=True):
     """A token as it comes."""
 
     index: int

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from octavo.engine import messages
 from octavo.engine.engine import Output
@@ -56,7 +57,7 @@ def test_outputs(sent: list[Output]) -> None:
     assert isinstance(message, messages.Outputs)
     assert message.step == STEP
     for one, other in zip(unpack(message), sent, strict=True):
-        assert dataclasses.replace(one, prompt=None) == dataclasses.replace(other, prompt=None)
+        assert replace(one, prompt=None) == replace(other, prompt=None)
         assert (one.prompt is None) == (other.prompt is None)
         if one.prompt is not None and other.prompt is not None:
             for found, expected in zip(dataclasses.astuple(one.prompt), dataclasses.astuple(other.prompt), strict=True):

@@ -52,7 +52,10 @@ class IncrementalDetokenizer:
         Tokens behind the one that completes a stop string are ignored: afterwards `stopped` is that string and
         `token_count` the number of tokens up to and including that one.
         """
-        return self._show("".join([self._take(int(token)) for token in token_ids if self.stopped is None]))
+        if self._stops:
+            return self._show("".join([self._take(int(token)) for token in token_ids if self.stopped is None]))
+        self.token_count += len(token_ids)
+        return self._show("".join([self._settle(int(token)) for token in token_ids]))
 
     def flush(self) -> str:
         """Return the text that was held back, when no token will follow."""
@@ -80,8 +83,14 @@ class IncrementalDetokenizer:
             self._window.pop()
             return ""
         self._decoded = text
-        self._waiting = self._waiting + 1 if text.endswith(_UNFINISHED) else 0
-        if 0 < self._waiting < _PATIENCE:
+        if not text.endswith(_UNFINISHED):
+            new = _continuation(self._settled, text)
+            self._settled, self._waiting = text, 0
+            self._move_window()
+            return new
+        self._waiting += 1
+        patient = self._waiting < _PATIENCE
+        if patient:
             settled = text.rstrip(_UNFINISHED)
             if not settled.startswith(self._settled):
                 return ""
@@ -89,7 +98,7 @@ class IncrementalDetokenizer:
             settled = text.removesuffix(_UNFINISHED)
         new = _continuation(self._settled, settled)
         self._settled = settled
-        if not 0 < self._waiting < _PATIENCE:
+        if not patient:
             self._move_window()
         return new
 
@@ -109,8 +118,6 @@ class IncrementalDetokenizer:
 
     def _before_stop(self, new: str) -> str:
         """The part of held and new text that no stop string can claim any more."""
-        if not self._stops:
-            return new
         text = self._held + new
         found = self._first_stop(text)
         if found is not None:

@@ -27,14 +27,13 @@ from octavo.plugins import Plugins
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Output:
+class Output(msgspec.Struct):
     """What one step brought one request."""
 
     request_id: int
     token_id: int | None = None
     logprob: float | None = None
-    top: list[tuple[int, float]] = field(default_factory=list)
+    top: list[tuple[int, float]] = []
     """The likeliest tokens with their log-probabilities, when asked for."""
     prompt: TokenLogprobs | None = None
     """Log-probabilities of the next prompt positions, when asked for."""

@@ -51,7 +51,7 @@ def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
     async def gone(request: Request, error: ClientGone) -> Response:
         return errors.response(request.url.path, errors.ApiError(499, "dropped", "The client is gone"))
 
-    for routes in (about.routes, tgi.routes, openai_completions.routes, openai_chat.routes):
+    for routes in (openai_chat.routes, openai_completions.routes, tgi.routes, about.routes):  # the busiest first
         app.include_router(routes(service))
     describe(app, _ANSWERS)
     return app
