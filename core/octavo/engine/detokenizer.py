@@ -1,6 +1,7 @@
 """Token ids to text as they come: only what later tokens can no longer change is shown."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from octavo.engine.sampling_params import SamplingParams
@@ -162,18 +163,20 @@ def decoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[list[int], bool],
     What transformers does around the tokenizers library takes longer than the decoding of a few tokens itself, so it is
     left out for tokenizers that do not decode in a way of their own.
     """
-    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
-
-    kind = type(tokenizer)
-    if (
-        isinstance(tokenizer, PreTrainedTokenizerFast)
-        and kind.decode is PreTrainedTokenizerBase.decode
-        and kind._decode is PreTrainedTokenizerFast._decode
-    ):
+    if _decodes_plainly(type(tokenizer)):
         decode: Callable[[list[int], bool], str] = tokenizer.backend_tokenizer.decode
         return decode
-    return lambda ids, skip: str(
-        tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+    return lambda ids, skip: str(tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))
+
+
+@cache
+def _decodes_plainly(kind: type["PreTrainedTokenizerBase"]) -> bool:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    return (
+        issubclass(kind, PreTrainedTokenizerFast)
+        and kind.decode is PreTrainedTokenizerBase.decode
+        and kind._decode is PreTrainedTokenizerFast._decode
     )
 
 

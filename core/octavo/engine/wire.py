@@ -81,5 +81,6 @@ def prompt_tokens(data: bytes) -> NDArray[np.int64]:
 
 def fingerprint(prompt: bytes, params: SamplingParams, tenant: str) -> bytes:
     """The same for a request that comes again; only its seed may have been drawn anew."""
-    alike = msgspec.msgpack.encode((prompt, msgspec.structs.replace(params, seed=None), tenant))
+    unseeded = params if params.seed is None else msgspec.structs.replace(params, seed=None)
+    alike = msgspec.msgpack.encode((prompt, unseeded, tenant))
     return hashlib.blake2b(alike, digest_size=16).digest()

@@ -118,5 +118,5 @@ def _bytes(texts: Texts, token_id: int) -> list[int] | None:
 
 def error_event(request: Request) -> errors.ErrorEvent:
     """What a stream says when it fails under way: OpenAI's clients raise what it has under `error`."""
-    path = request.url.path
+    path = request.scope["path"]
     return lambda error: event(errors.body(path, error))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -48,9 +48,14 @@ def routes(service: Service) -> APIRouter:
 
 def _given(service: Service, body: CompletionRequest) -> list[str | list[int]]:
     """The prompts as a list, whichever of the four ways they were given in."""
-    ids = [one for one in body.prompt if isinstance(one, int)]
-    several = [one for one in body.prompt if isinstance(one, str | list)]
-    given: list[str | list[int]] = [body.prompt] if isinstance(body.prompt, str) else [ids] if ids else [*several]
+    prompt = body.prompt
+    given: list[str | list[int]]
+    if isinstance(prompt, str):
+        given = [prompt]
+    elif isinstance(prompt[0], int):
+        given = [cast(list[int], prompt)]  # the body has been checked: all of one kind
+    else:
+        given = [*cast("list[str | list[int]]", prompt)]
     if len(given) > (most := service.settings.max_client_batch_size):
         raise errors.invalid(
             f"batch size exceeded: `prompt` may have {most} prompts (max_client_batch_size). Given: {len(given)}",
