@@ -12,10 +12,11 @@ from typer.testing import CliRunner, Result
 
 from octavo.bench import throughput, worker
 from octavo.bench.cli import app
+from octavo.bench.exchange import Exchange
 from octavo.bench.job import EngineFailed, Job, Measurement, ProfileRow, measure
 from octavo.bench.report import Report
 from octavo.bench.throughput import Load, Turns, profile_rows, throughput_rows
-from octavo.bench.workload import Exchange, Range
+from octavo.bench.workload import Range
 from octavo.models.load import load_random
 from tests.bench.test_report import units_are_named
 

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.bench import waste
+from octavo.bench.exchange import Exchange
 from octavo.bench.waste import Cache, Tally, contiguous, octavo, up_front
-from octavo.bench.workload import Exchange, Range, Source
+from octavo.bench.workload import Range, Source
 from octavo.engine.scheduler import Schedule, Scheduler
 
 

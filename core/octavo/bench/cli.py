@@ -112,8 +112,8 @@ def serving(
     seed: Seed = 0,
     sharegpt: ShareGPT = None,
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
-    attention: Annotated[str | None, _setting("attention")] = None,
-    block_size: Annotated[int | None, _setting("block_size")] = None,
+    attention: Annotated[str | None, setting("attention")] = None,
+    block_size: Annotated[int | None, setting("block_size")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Of the engine. Default: as PyTorch decides.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 3,
     peer: Annotated[
@@ -138,7 +138,9 @@ def serving(
         raise ValueError("streams is a closed loop and rate an open one: give one of them")
     closed = rate is None
     if peer and (url is not None or not closed):
-        raise ValueError("octavo.LLM is compared with octavo serve in a closed loop: leave out --peer, --url and --rate")
+        raise ValueError(
+            "octavo.LLM is compared with octavo serve in a closed loop: leave out --peer, --url and --rate"
+        )
     with prepared(model, None, dtype, seed) as folder:
         options = Options(
             model=folder,

@@ -1,7 +1,7 @@
 """The clients of a benchmark, all in one process: python -m octavo.bench.clients TRAFFIC TRACED.
 
-They share the machine with the server that is measured, so they cost little: bytes are kept as they come, with the time,
-and read when all is over.
+They share the machine with the server that is measured, so they cost little: bytes are kept as they come, with the
+time, and read when all is over.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import httptools
 import msgspec
 import uvloop
 
+from octavo.bench.exchange import Exchange
 from octavo.bench.job import program
 from octavo.bench.traffic import Answer, Traced, Traffic
-from octavo.bench.workload import Exchange
 
 PATIENCE = 600.0
 """Seconds: a request that is not answered by then has failed."""
@@ -53,7 +53,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes have come (asyncio)."""
         self._now = time.perf_counter()
-        self._parser.feed_data(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.connection_lost(error)
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is closed (asyncio)."""
@@ -143,7 +147,7 @@ class Clients:
             connection = self._idle.pop()
             if not connection.closed:
                 return connection
-        host, secure = self._url.hostname, self._url.scheme == "https"
+        host, secure = self._url.hostname or "", self._url.scheme == "https"
         port = self._url.port or (443 if secure else 80)
         _, made = await asyncio.get_running_loop().create_connection(Connection, host, port, ssl=secure or None)
         return made
@@ -183,7 +187,7 @@ class _Usage(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = msgspec.Raw()
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -198,18 +202,20 @@ def answer(exchange: Exchange, exchanged: Exchanged, start: float) -> Answer:
         error = f"status {response.status}: {_body(response)[:SHOWN].decode(errors='replace')}"
     elif response is not None:
         for came, data in _events(response.pieces):
-            event = _decode(data)
-            if event.error is not None:
-                error = bytes(event.error)[:SHOWN].decode(errors="replace")
+            try:
+                event = _decode(data)
+            except msgspec.MsgspecError as failed:
+                error = f"an event is none of a completion: {failed}"
+                break
             if any(choice.text for choice in event.choices):
                 texts.append(came - start)
             if event.usage is not None:
                 tokens = event.usage.completion_tokens
+            if (told := bytes(event.error)) not in (b"", b"null"):
+                error = told[:SHOWN].decode(errors="replace")
         if error is None and tokens != exchange.answer_tokens:
             error = f"{tokens} tokens came, {exchange.answer_tokens} were asked for"
-    return Answer(
-        sent=exchanged.due - start, texts=texts, ended=exchanged.ended - start, tokens=tokens, error=error
-    )
+    return Answer(sent=exchanged.due - start, texts=texts, ended=exchanged.ended - start, tokens=tokens, error=error)
 
 
 def _body(response: Response) -> bytes:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from octavo.bench.workload import Exchange
+from octavo.bench.exchange import Exchange
 
 Question = TypeVar("Question", bound=msgspec.Struct)
 Result = TypeVar("Result", bound=msgspec.Struct)
@@ -107,7 +107,7 @@ def outcome(name: str, words: Sequence[str], question: msgspec.Struct, kind: typ
         )  # fmt: skip
         if done.returncode or not answered.exists():
             raise EngineFailed(f"{name} ended with status {done.returncode}:\n{done.stderr.strip()}")
-        result = msgspec.json.decode(answered.read_bytes(), type=kind | Failure)
+        result: Result | Failure = msgspec.json.decode(answered.read_bytes(), type=kind | Failure)
     if isinstance(result, Failure):
         raise EngineFailed(f"{name}: {result.message}")
     return result

@@ -11,6 +11,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from octavo.bench import steps
+from octavo.bench.exchange import Exchange
 from octavo.bench.job import EngineFailed, Job, Measurement, measure
 from octavo.bench.latency import Latency, Objectives, latencies, percentiles
 from octavo.bench.machine import Fact, machine
@@ -19,8 +20,8 @@ from octavo.bench.server_process import Server, octavo_serve
 from octavo.bench.steps import Record, StepTime, by_size, recorded
 from octavo.bench.throughput import Load, spread_of
 from octavo.bench.traffic import Traced, Traffic, poisson, send
-from octavo.bench.workload import Exchange, Source
 from octavo.bench.worker import WARM_UP_TOKENS
+from octavo.bench.workload import Source
 from octavo.settings import Settings
 
 SERVER, ENGINE = "octavo serve", "octavo.LLM"
@@ -137,7 +138,7 @@ def _server(options: Options, record: Record) -> Iterator[Server]:
 
 
 def _warm_up(traffic: Traffic) -> None:
-    """As `octavo bench throughput` does: a few tokens of each request. Under a salt, so that no prefix stays for them."""
+    """As `octavo bench throughput` does, a few tokens of each; under a salt, so that no prefix is found later."""
     short = [Exchange(each.prompt, min(WARM_UP_TOKENS, each.answer_tokens)) for each in traffic.exchanges]
     streams = traffic.streams or min(len(short), 8)
     warmed = send(replace(traffic, exchanges=short, streams=streams, arrivals=None, cache_salt="warm-up"))

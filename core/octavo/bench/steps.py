@@ -1,4 +1,4 @@
-"""The steps that an engine made, whichever process it is in: a plugin that its process is given, and what it wrote down."""
+"""The steps that an engine made, in whichever process: a plugin that the process is given, and what it wrote down."""
 
 from __future__ import annotations
 

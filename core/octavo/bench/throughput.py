@@ -12,11 +12,12 @@ from statistics import median
 import torch
 from transformers import AutoConfig
 
+from octavo.bench.exchange import Exchange
 from octavo.bench.job import Job, Measurement, ProfileRow, measure
 from octavo.bench.machine import Fact, machine
 from octavo.bench.profiler import ENGINE, MODEL
 from octavo.bench.report import Report
-from octavo.bench.workload import Exchange, Range, Source, model_folder
+from octavo.bench.workload import Range, Source, model_folder
 from octavo.models.load import load_random
 from octavo.models.quiet import quiet
 

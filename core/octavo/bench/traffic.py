@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from octavo.bench.exchange import Exchange
 from octavo.bench.job import command, outcome
-from octavo.bench.workload import Exchange
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,9 +14,9 @@ from statistics import mean
 
 import numpy as np
 
+from octavo.bench.exchange import Exchange
 from octavo.bench.machine import Fact, machine
 from octavo.bench.report import Report
-from octavo.bench.workload import Exchange
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import Limits, Schedule, Scheduler

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from octavo.attention.select import choose_device
+from octavo.bench.exchange import Exchange
 from octavo.bench.job import Job, Measurement, ProfileRow, program
 from octavo.bench.profiler import profiled
-from octavo.bench.workload import Exchange
 from octavo.engine.sampling_params import SamplingParams
 from octavo.llm import LLM
 from octavo.models.load import load

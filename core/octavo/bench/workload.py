@@ -12,11 +12,12 @@ from importlib import resources
 from itertools import islice
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from transformers import AutoConfig, AutoTokenizer
 
+from octavo.bench.exchange import Exchange
 from octavo.models.demo import demo_model
 from octavo.models.gguf import read_tokenizer
 from octavo.models.quiet import quiet
@@ -60,13 +61,6 @@ class Range:
 
     def __contains__(self, tokens: int) -> bool:
         return self.low <= tokens <= self.high
-
-
-class Exchange(NamedTuple):
-    """One request: the prompt's token ids, and how many tokens its answer has."""
-
-    prompt: Sequence[int]
-    answer_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Token ids to text as they come: only what later tokens can no longer change is shown."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from octavo.engine.sampling_params import SamplingParams
 
@@ -163,7 +163,7 @@ def decoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[list[int], bool],
     What transformers does around the tokenizers library takes longer than the decoding of a few tokens itself, so it is
     left out for tokenizers that do not decode in a way of their own.
     """
-    if _decodes_plainly(type(tokenizer)):
+    if _decodes_plainly(cast(Hashable, type(tokenizer))):
         decode: Callable[[list[int], bool], str] = tokenizer.backend_tokenizer.decode
         return decode
     return lambda ids, skip: str(tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))

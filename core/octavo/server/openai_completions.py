@@ -50,10 +50,8 @@ def _given(service: Service, body: CompletionRequest) -> list[str | list[int]]:
     """The prompts as a list, whichever of the four ways they were given in."""
     prompt = body.prompt
     given: list[str | list[int]]
-    if isinstance(prompt, str):
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
         given = [prompt]
-    elif isinstance(prompt[0], int):
-        given = [cast(list[int], prompt)]  # the body has been checked: all of one kind
     else:
         given = [*cast("list[str | list[int]]", prompt)]
     if len(given) > (most := service.settings.max_client_batch_size):
