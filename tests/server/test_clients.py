@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import ValidationError
 
-from tests.checkpoints import byte_tokenizer
+from tests.checkpoints import EOS, byte_tokenizer
 from tests.engine.harness import generate
 from tests.server.live import Live
 
@@ -210,6 +210,15 @@ def test_openai_bias_and_seed(client: openai.OpenAI) -> None:
     assert forced == "A" * 6
     drawn = [client.completions.create(seed=seed, **ask).choices[0].text for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_an_end_of_sequence_may_be_passed_over(client: openai.OpenAI) -> None:
+    """The bias leaves nothing but ends to choose."""
+    wanted: Any = {"model": "any", "prompt": PROMPT, "max_tokens": 5, "logit_bias": {str(EOS): 100}}
+    for more, tokens, reason in ({}, 1, "stop"), ({"ignore_eos": True}, 5, "length"):
+        answer = client.completions.create(**wanted, extra_body=more)
+        assert answer.usage is not None
+        assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (tokens, reason)
 
 
 def test_openai_models(client: openai.OpenAI, server: Live) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
+from octavo.bench.latency import PERCENTILES
 from octavo.bench.machine import Fact, commit, machine, versions
 
 Row = Mapping[str, Fact]
@@ -116,7 +117,7 @@ def ranks(measure: str, unit: float, digits: int) -> Callable[[Row], str]:
     """A cell: a measure's percentiles, in parts of a second of which `unit` make one."""
 
     def show(row: Row) -> str:
-        found = [row.get(f"{measure}_p{rank}_seconds") for rank in (50, 90, 99)]
+        found = [row.get(f"{measure}_p{rank}_seconds") for rank in PERCENTILES]
         return " / ".join(f"{unit * value:,.{digits}f}" for value in found if isinstance(value, int | float))
 
     return show
@@ -178,9 +179,9 @@ COLUMNS: dict[str, Columns] = {
     "serving-steps": [
         ("rows", number("running_requests")),
         ("octavo serve ms", milliseconds("served_step_seconds")),
-        ("steps", number("served_steps")),
+        ("serve steps", number("served_steps")),
         ("octavo.LLM ms", milliseconds("engine_step_seconds")),
-        ("steps ", number("engine_steps")),
+        ("LLM steps", number("engine_steps")),
         ("ratio", number("step_seconds_ratio", 3)),
     ],
     "waste": [
