@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.engine import messages
 from octavo.engine.child import EngineDied, EngineFailed
-from octavo.engine.messages import CacheSnapshot, EngineInfo, EngineStats
+from octavo.engine.messages import BLOCK_STATES, CacheSnapshot, EngineInfo, EngineStats
 from octavo.engine.request import FinishReason
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import RequestRefused
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = [
-    "AsyncEngine", "CacheSnapshot", "Draining", "EngineDied", "EngineFailed", "EngineInfo", "EngineStats",
-    "RequestPoisoned", "RequestRefused", "RequestStream",
+    "BLOCK_STATES", "AsyncEngine", "CacheSnapshot", "Draining", "EngineDied", "EngineFailed", "EngineInfo",
+    "EngineStats", "RequestPoisoned", "RequestRefused", "RequestStream",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -152,9 +152,9 @@ class AsyncEngine:
             self._last_stats = await self._ask(messages.AskStats)
         return self._last_stats
 
-    async def snapshot(self, most_nodes: int = 1000) -> CacheSnapshot:
-        """Every block and the prefix tree. Raises EngineDied, or TimeoutError behind a long step."""
-        snapshot: CacheSnapshot = await self._ask(messages.AskSnapshot, most_nodes)
+    async def snapshot(self, most: int = 1000) -> CacheSnapshot:
+        """Every block, the prefix tree and who uses it. Raises EngineDied, or TimeoutError behind a long step."""
+        snapshot: CacheSnapshot = await self._ask(messages.AskSnapshot, most)
         return snapshot
 
     async def drain(self, grace_seconds: float) -> None:

@@ -16,6 +16,7 @@ class Server(SettingsGroup):
 
     host: str = Field("0.0.0.0", description="Address to listen on. 127.0.0.1: this machine alone.")
     port: int = Field(3000, ge=0, le=65535, description="Port to listen on; 0: one that is free.")
+    ui: bool = Field(True, description="Serve the page at /ui: a chat, and a look at the blocks of the cache.")
     validation_workers: PositiveInt = Field(2, description="Threads that turn text into tokens.")
 
 

@@ -9,7 +9,11 @@ import pytest
 
 from octavo.engine import messages
 from octavo.engine.messages import BLOCK_STATES
+from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.snapshot import Totals
+from octavo.engine.snapshot import snapshot as take
 from octavo.engine.wire import prompt_bytes
+from octavo.kv.node import Namespace
 from tests.engine.slot_memory import continuation
 from tests.engine.socket_client import Client, Connect, behind_sockets
 from tests.engine.test_engine import VOCABULARY, prompt_of, start
@@ -237,8 +241,59 @@ def test_a_snapshot_is_the_cache_as_it_stands(client: Client) -> None:
     assert all(node.parent < place for place, node in enumerate(nodes))
     for node in nodes:
         assert node.locks <= nodes[node.parent].locks or node.parent < 0
-        assert (node.idle_seconds == 0) == (node.locks > 0) or node.parent < 0
+        assert (node.idle_seconds == 0) == (node.locks > 0)
+    assert (snapshot.stats.blocks_free, snapshot.stats.running) == (cache.free, 1)
+    assert 0 < snapshot.seconds < 60
+
+
+def test_a_snapshot_says_whose_each_block_is(client: Client) -> None:
+    """Blocks of the tree by its own walk; those of a request by its table, as `kv.check` knows them."""
+    client.submit(prompt_of(30), 5, "a")
+    client.drain()
+    accepted = [client.submit([*prompt_of(20), index], 60, "a") for index in (1, 2)]
+    for _ in range(4):
+        client.service.turn()
+    engine = client.service.engine
+    scheduler = engine.scheduler
+    engine.submit(prompt_of(7, 3), SamplingParams(), seed=0, namespace=Namespace(tenant="b"))
+    snapshot = take(engine, Totals(), 7, 100)
+    owners = np.frombuffer(snapshot.owners, "<i4")
+    held = np.frombuffer(snapshot.states, np.uint8) == BLOCK_STATES.index("held")
+    assert np.array_equal(owners < -1, held)
+    assert [one.id for one in snapshot.requests[:2]] == [answer.sequences[0] for answer in accepted]
+    for place, request in enumerate(scheduler.running):
+        shown, table = snapshot.requests[place], request.table
+        assert table is not None
+        path = {-2 - place} | set(upwards(snapshot.nodes, shown.node))
+        assert set(np.flatnonzero(np.isin(owners, list(path)))) >= set(table.blocks.tolist())
+        assert shown.blocks == table.count == np.count_nonzero(owners == -2 - place) + table.shared
+        assert (shown.running, shown.prompt_tokens, shown.tokens) == (True, 21, request.length)
+        assert shown.last_tokens == request.known[-48:].tolist()
+    by_tokens = {node.tokens[:48].tobytes(): node.blocks.tolist() for node in scheduler.kv.tree.nodes()}
+    for place, node in enumerate(snapshot.nodes):
+        blocks = by_tokens[np.array(node.first_tokens, np.int32).tobytes()]
+        assert np.flatnonzero(owners == place).tolist() == sorted(blocks)
+    waiting = snapshot.requests[2]
+    assert (waiting.running, waiting.blocks, waiting.node, waiting.tenant) == (False, 0, -1, "b")
+
+
+def test_a_small_snapshot_shows_what_was_used_last(client: Client) -> None:
+    for start_at in range(8):
+        client.submit(prompt_of(30, start_at), 5)
+        client.drain()
+    client.submit(prompt_of(30, 2), 5)
+    client.drain()
+    all_of_them = client.ask(messages.AskSnapshot(7, 100))
     few = client.ask(messages.AskSnapshot(8, 2))
-    assert [node.tokens for node in few.nodes] == [node.tokens for node in nodes[:2]]
-    assert few.nodes_left_out == len(nodes) - 2
-    assert few.states == snapshot.states
+    whole, inside = few.nodes
+    assert whole.first_tokens == prompt_of(30, 2)[: whole.tokens]
+    assert (whole.parent, inside.parent) == (-1, 0)
+    assert few.nodes_left_out == len(all_of_them.nodes) - 2
+    assert few.states == all_of_them.states
+    assert set(np.frombuffer(few.owners, "<i4").tolist()) == {-1, 0, 1}
+
+
+def upwards(nodes: list[messages.CacheNode], place: int) -> Iterator[int]:
+    while place >= 0:
+        yield place
+        place = nodes[place].parent

@@ -52,7 +52,8 @@ class AskSnapshot(msgspec.Struct, tag="ask_snapshot"):
     """CacheSnapshot comes back."""
 
     ticket: int
-    most_nodes: int
+    most: int
+    """Nodes, and requests."""
 
 
 class Stop(msgspec.Struct, tag="stop"):
@@ -202,10 +203,10 @@ class EngineStats(msgspec.Struct, tag="stats", kw_only=True):
 
 
 class CacheNode(msgspec.Struct, array_like=True):
-    """A node of the prefix tree."""
+    """A run of tokens in the prefix tree."""
 
     parent: int
-    """Its place in the list, -1 for a root."""
+    """Its place in the list; -1: none above it is shown."""
     tokens: int
     blocks: int
     locks: int
@@ -218,17 +219,48 @@ class CacheNode(msgspec.Struct, array_like=True):
     adapter: str
 
 
+class ActiveRequest(msgspec.Struct, array_like=True):
+    """A sequence that runs or waits."""
+
+    id: int
+    running: bool
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt: found in the cache when it was first let in."""
+    computed_tokens: int
+    tokens: int
+    """Of prompt and answer, so far."""
+    most_tokens: int
+    blocks: int
+    """Shared ones too."""
+    node: int
+    """Place of the node in which its shared blocks end: they are that node's, and those of all above it; -1: none."""
+    seconds: float
+    """Since it was submitted."""
+    last_tokens: list[int]
+    """To show how far it is."""
+    tenant: str
+
+
 class CacheSnapshot(msgspec.Struct, tag="snapshot", kw_only=True):
-    """Every block and the prefix tree, as they stand."""
+    """Every block, the prefix tree and who uses it, as they stand."""
 
     ticket: int
+    stats: EngineStats
+    """At the same moment."""
     states: bytes
     """A byte for each block, block 0 included: its place in BLOCK_STATES."""
     idle_seconds: bytes
-    """Of each block, float32 little endian: since a cached one was last in use; 0 for others, NaN where unknown."""
+    """Of each block, float32 little endian: since a cached one was last in use; 0 for others."""
+    owners: bytes
+    """Of each block, int32 little endian: its place in `nodes`; -2 - its place in `requests`; -1: in neither."""
     nodes: list[CacheNode]
-    """Parents before their children."""
+    """Those used last, parents before their children."""
     nodes_left_out: int
+    requests: list[ActiveRequest]
+    """Those that run, then those that wait, in the order of arrival."""
+    seconds: float
+    """Of a processor, to make this; the engine computed nothing meanwhile."""
 
 
 BLOCK_STATES = ("scratch", "free", "cached", "pinned", "held")

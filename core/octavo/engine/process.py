@@ -97,7 +97,7 @@ class Service:
             case messages.AskStats():
                 self._send(self._totals.stats(self.engine, message.ticket))
             case messages.AskSnapshot():
-                self._send(snapshot(self.engine.scheduler.kv, message.ticket, message.most_nodes))
+                self._send(snapshot(self.engine, self._totals, message.ticket, message.most))
             case messages.Stop():
                 self.stopped = True
             case messages.Start():

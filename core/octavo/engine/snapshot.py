@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from time import monotonic
+from heapq import nsmallest
+from itertools import islice
+from time import monotonic, perf_counter, thread_time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from octavo.engine.messages import BLOCK_STATES, CacheNode, CacheSnapshot, EngineStats
+from octavo.engine.messages import BLOCK_STATES, ActiveRequest, CacheNode, CacheSnapshot, EngineStats
+from octavo.engine.request import Request
 from octavo.hooks import StepStats
-from octavo.kv.manager import KVCacheManager
 from octavo.kv.node import Node
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
 
-_SHOWN_TOKENS = 16  # of each node
+_SHOWN_TOKENS = 48  # of each node and request; siblings differ within a block
+_SCRATCH, _FREE, _CACHED, _PINNED, _HELD = range(len(BLOCK_STATES))
 
 
 @dataclass(slots=True)
@@ -57,40 +61,81 @@ class Totals:
         )
 
 
-def snapshot(kv: KVCacheManager, ticket: int, most_nodes: int) -> CacheSnapshot:
-    """Every block's state, and `most_nodes` nodes of the prefix tree; costs a microsecond or two for each node."""
-    states = np.full(kv.pool.num_blocks, BLOCK_STATES.index("held"), np.uint8)
-    idle = np.zeros(kv.pool.num_blocks, "<f4")
-    states[0] = BLOCK_STATES.index("scratch")
-    states[kv.pool.free_blocks()] = BLOCK_STATES.index("free")
-    now = monotonic()
-    places: dict[Node, int] = {}
-    shown: list[CacheNode] = []
-    left_out = 0
-    for node in kv.tree.nodes():
-        states[node.blocks] = BLOCK_STATES.index("pinned" if node.locks else "cached")
-        seconds = 0.0 if node.locks or node.parent is None else now - node.used
-        idle[node.blocks] = seconds
-        if len(shown) == most_nodes:
-            left_out += 1
-        else:
-            places[node] = len(shown)
-            shown.append(
-                CacheNode(
-                    parent=-1 if node.parent is None else places[node.parent],
-                    tokens=node.tokens.size,
-                    blocks=node.blocks.size,
-                    locks=node.locks,
-                    idle_seconds=seconds,
-                    first_tokens=node.tokens[:_SHOWN_TOKENS].tolist(),
-                    tenant=node.namespace.tenant,
-                    adapter=node.namespace.adapter,
-                )
-            )
+def snapshot(engine: Engine, totals: Totals, ticket: int, most: int) -> CacheSnapshot:
+    """Every block's state, the `most` nodes of the prefix tree used last, and as many requests.
+
+    Its cost grows with blocks and nodes, those left out too; the answer says what it was.
+    """
+    started = thread_time()
+    scheduler = engine.scheduler
+    kv, now = scheduler.kv, monotonic()
+    nodes = [node for node in kv.tree.nodes() if node.parent is not None]
+    # A node was used no later than its parent, and equals keep their order: parents are shown before their children.
+    idle = {node: 0.0 if node.locks else now - node.used for node in nodes}
+    places = {node: place for place, node in enumerate(nsmallest(most, nodes, key=idle.__getitem__))}
+    requests = list(islice((*scheduler.running, *scheduler.waiting), most))
+
+    states = np.full(kv.pool.num_blocks, _HELD, np.uint8)
+    states[0], states[kv.pool.free_blocks()] = _SCRATCH, _FREE
+    seconds, owners = np.zeros(states.size, "<f4"), np.full(states.size, -1, "<i4")
+    if nodes:
+        blocks, sizes = np.concatenate([node.blocks for node in nodes]), [node.blocks.size for node in nodes]
+        states[blocks] = np.repeat([_PINNED if node.locks else _CACHED for node in nodes], sizes)
+        seconds[blocks] = np.repeat([idle[node] for node in nodes], sizes)
+        owners[blocks] = np.repeat([places.get(node, -1) for node in nodes], sizes)
+    for place, request in enumerate(requests):
+        if request.table is not None:
+            owners[request.table.blocks[request.table.shared :]] = -2 - place
     return CacheSnapshot(
         ticket=ticket,
+        stats=totals.stats(engine, ticket),
         states=states.tobytes(),
-        idle_seconds=idle.tobytes(),
-        nodes=shown,
-        nodes_left_out=left_out,
+        idle_seconds=seconds.tobytes(),
+        owners=owners.tobytes(),
+        nodes=[_node(node, places, idle[node]) for node in places],
+        nodes_left_out=len(nodes) - len(places),
+        requests=[_request(request, places) for request in requests],
+        seconds=thread_time() - started,
     )
+
+
+def _node(node: Node, places: Mapping[Node, int], idle_seconds: float) -> CacheNode:
+    return CacheNode(
+        parent=_place(node.parent, places),
+        tokens=node.tokens.size,
+        blocks=node.blocks.size,
+        locks=node.locks,
+        idle_seconds=idle_seconds,
+        first_tokens=node.tokens[:_SHOWN_TOKENS].tolist(),
+        tenant=node.namespace.tenant,
+        adapter=node.namespace.adapter,
+    )
+
+
+def _request(request: Request, places: Mapping[Node, int]) -> ActiveRequest:
+    table = request.table
+    return ActiveRequest(
+        id=request.id,
+        running=table is not None,
+        prompt_tokens=request.prompt_length,
+        cached_tokens=request.cached_tokens or 0,
+        computed_tokens=request.computed,
+        tokens=request.length,
+        most_tokens=request.max_length,
+        blocks=0 if table is None else table.count,
+        node=-1 if table is None else _place(table.node, places),
+        seconds=perf_counter() - request.submitted,
+        last_tokens=request.known[-_SHOWN_TOKENS:].tolist(),
+        tenant=request.namespace.tenant,
+    )
+
+
+def _place(node: Node | None, places: Mapping[Node, int]) -> int:
+    """Of the nearest node that is shown, from this one up; -1: none."""
+    return next((places[above] for above in _upwards(node) if above in places), -1)
+
+
+def _upwards(node: Node | None) -> Iterator[Node]:
+    while node is not None:
+        yield node
+        node = node.parent

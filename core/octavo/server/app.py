@@ -20,6 +20,8 @@ from octavo.server.service import Service
 from octavo.server.sse import ClientGone
 from octavo.server.text import TokenizedToken
 from octavo.server.tgi_schema import GenerateResponse, StreamResponse
+from octavo.server.ui import routes as ui
+from octavo.server.ui.state import PageState
 from octavo.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 _ANSWERS = (
     ErrorBody, OpenAIErrorBody, GenerateResponse, StreamResponse, ChatCompletion, ChatCompletionChunk, Completion,
-    TokenizedToken, about.Info, about.Models, about.ChatTokenizeResponse,
+    TokenizedToken, about.Info, about.Models, about.ChatTokenizeResponse, PageState,
 )  # fmt: skip
 
 
@@ -53,6 +55,8 @@ def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
 
     for routes in (openai_chat.routes, openai_completions.routes, tgi.routes, about.routes):  # the busiest first
         app.include_router(routes(service))
+    if settings.ui:
+        app.include_router(ui.routes(service))
     describe(app, _ANSWERS)
     return app
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ OPEN = frozenset({"/health", "/ping"})
 class ApiKeys:
     """Lets in who brings a key, and notes whose cache is theirs in the scope's state, as `tenant`.
 
-    The tenant is a digest of the key, so that the key itself goes no further.
+    The tenant is a digest of the key, so that the key itself goes no further. Browsers bring a key as the password of
+    Basic authentication, once the page has asked for it.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -28,9 +30,9 @@ class ApiKeys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request (ASGI)."""
         if scope["type"] == "http" and self.tenants and not self._is_open(scope):
-            tenant = self._tenant(Headers(scope=scope).get("authorization", ""))
+            tenant = self._tenant(_given_key(scope))
             if tenant is None:
-                await errors.response(scope["path"], _unauthorized())(scope, receive, send)
+                await errors.response(scope["path"], _unauthorized(scope["path"]))(scope, receive, send)
                 return
             scope.setdefault("state", {})["tenant"] = tenant
         await self.app(scope, receive, send)
@@ -38,16 +40,42 @@ class ApiKeys:
     def _is_open(self, scope: Scope) -> bool:
         return scope["path"] in OPEN or (scope["path"] == "/" and scope["method"] in ("GET", "HEAD"))
 
-    def _tenant(self, authorization: str) -> str | None:
+    def _tenant(self, given: bytes) -> str | None:
         """All keys are compared, each in constant time: how long it takes says nothing about any of them."""
-        scheme, _, given = authorization.partition(" ")
         found = None
         for key, tenant in self.tenants.items():
-            if hmac.compare_digest(key, given.strip().encode()):
+            if hmac.compare_digest(key, given):
                 found = tenant
-        return found if scheme.lower() == "bearer" else None
+        return found
 
 
-def _unauthorized() -> errors.ApiError:
-    message = "An API key is needed: send the header `Authorization: Bearer KEY`"
-    return errors.ApiError(401, "unauthorized", message, headers={"WWW-Authenticate": "Bearer"})
+def _given_key(scope: Scope) -> bytes:
+    """The key that a request brings; empty, which no key is, if it brings none."""
+    headers = Headers(scope=scope)
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip().encode()
+    if scheme.lower() == "basic" and _not_forged(scope["method"], headers):
+        try:
+            return base64.b64decode(given.strip(), validate=True).partition(b":")[2]
+        except ValueError:
+            return b""
+    return b""
+
+
+def _not_forged(method: str, headers: Headers) -> bool:
+    """Can no page of another site have made the browser send it? It adds its stored password to those requests too.
+
+    Forms, and scripts that ask nobody, send other types than JSON. What only reads tells such a page nothing.
+    """
+    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return method in ("GET", "HEAD") or content_type == "application/json"
+
+
+def _unauthorized(path: str) -> errors.ApiError:
+    """A browser asks its user for a password where Basic is offered: at the page alone."""
+    message, asked = "An API key is needed: send the header `Authorization: Bearer KEY`", "Bearer"
+    if path == "/ui" or path.startswith("/ui/"):
+        message += ", or give a browser the key as the password, with any name"
+        asked = 'Basic realm="octavo", charset="UTF-8"'
+    return errors.ApiError(401, "unauthorized", message, headers={"WWW-Authenticate": asked})

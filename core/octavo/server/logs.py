@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 logger = logging.getLogger("octavo.server.requests")
 
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
-_QUIET = frozenset({"/health", "/ping", "/metrics"})
-"""Paths that are asked every few seconds: their lines would hide the others."""
+_QUIET = frozenset({"/health", "/ping", "/metrics", "/ui/state"})
+"""Paths that are asked every few moments: their lines would hide the others."""
 
 
 class RequestLog:
