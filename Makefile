@@ -66,7 +66,7 @@ clean:
 
 .venv/octavo-dev: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "==> Installing octavo with its test, lint and documentation tools into .venv (a few minutes the first time)"
-	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable '.[dev,bench,serve]'
+	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable '.[dev,bench,serve,otel]'
 	@touch $@ .venv/octavo
 
 $(BIN)/python:

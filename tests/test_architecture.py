@@ -17,8 +17,8 @@ from importlinter.contracts.layers import LayersContract
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PACKAGES = [path.parent for root in ("core", "backends/*") for path in ROOT.glob(f"{root}/*/__init__.py")]
-SOURCES = [path for root in ("core", "backends") for path in sorted((ROOT / root).rglob("*.py"))]
+PACKAGES = [path.parent for root in ("core", "backends/*", "plugins/*") for path in ROOT.glob(f"{root}/*/__init__.py")]
+SOURCES = [path for root in ("core", "backends", "plugins") for path in sorted((ROOT / root).rglob("*.py"))]
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 LONGEST_FILE = 300
 
@@ -27,6 +27,7 @@ CONTRACT_TYPES: dict[str, type[Contract]] = {"forbidden": ForbiddenContract, "la
 BREACHES = {
     "core-knows-no-backend": ("octavo.engine", "octavo_reference"),
     "backends-know-the-contract-only": ("octavo_reference.plugin", "octavo.engine.scheduler"),
+    "plugins-know-the-hooks-only": ("octavo_otel.plugin", "octavo.settings"),
     "server-speaks-to-the-process": ("octavo.server.app", "octavo.engine.scheduler"),
     "scheduling-touches-no-tensor": ("octavo.kv.pool", "torch"),
     "layers": ("octavo.models", "octavo.engine.scheduler"),
@@ -81,10 +82,10 @@ def test_every_package_is_in_the_house() -> None:
     assert set(hatch["packages"]) == {str(package.relative_to(ROOT)) for package in PACKAGES}
     assert set(hatch["dev-mode-dirs"]) == {str(package.parent.relative_to(ROOT)) for package in PACKAGES}
     assert set(linter["root_packages"]) == {package.name for package in PACKAGES}
-    core, backends = (set(linter["contracts"][number]["source_modules"]) for number in (0, 1))
+    core, backends, plugins = (set(linter["contracts"][number]["source_modules"]) for number in (0, 1, 2))
     assert core == {"octavo"}
-    assert core | backends == set(linter["root_packages"])
-    assert set(linter["contracts"][0]["forbidden_modules"]) == backends
+    assert core | backends | plugins == set(linter["root_packages"])
+    assert set(linter["contracts"][0]["forbidden_modules"]) == backends | plugins
 
 
 def test_the_cache_bookkeeping_is_all_under_contract(contracts: dict[str, Contract], graph: grimp.ImportGraph) -> None:

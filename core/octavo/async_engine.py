@@ -115,10 +115,12 @@ class AsyncEngine:
         tenant: str = "",
         cache_salt: str = "",
         request_id: str = "",
+        trace: str = "",
     ) -> RequestStream:
         """Send a request; it is queued in the engine on return.
 
-        Cached prefixes never cross tenants; `cache_salt` divides further within one. `request_id` is for the log.
+        Cached prefixes never cross tenants; `cache_salt` divides further within one. `request_id` is for the log,
+        `trace`, a W3C `traceparent`, for those who trace requests.
         Raises RequestRefused, with the numbers, if it can never be served; Draining; EngineDied.
         """
         prompt, encoded = prompt_bytes(prompt_token_ids), msgspec.Raw(msgspec.msgpack.encode(params))
@@ -129,7 +131,7 @@ class AsyncEngine:
         try:
             if self.draining:
                 raise Draining("the engine is being shut down and takes no new requests")
-            self._supervisor.send(messages.Submit(ticket, prompt, encoded, tenant, cache_salt))
+            self._supervisor.send(messages.Submit(ticket, prompt, encoded, tenant, cache_salt, request_id, trace))
         except BaseException:
             running.leave()
             raise

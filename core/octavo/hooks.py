@@ -62,11 +62,13 @@ class StepStats:
     """Held by the prefix tree alone: they can be evicted."""
     held_blocks: int
     """In use by running requests."""
+    evicted_blocks: int = 0
+    """Taken from the prefix tree in this step, for requests that needed them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSummary:
-    """What became of one request."""
+    """What became of one request: of one sequence, where a prompt is to be answered several times."""
 
     request_id: int
     finish_reason: str
@@ -79,6 +81,14 @@ class RequestSummary:
     """From submission to the first token; None when there was none."""
     seconds: float
     """From submission to the end."""
+    queue_seconds: float | None = None
+    """From submission to the first admission; None when it was never let in."""
+    sequences: int = 1
+    """Of its prompt, this one among them: `n` or `best_of`."""
+    label: str = ""
+    """Its user's name for it: the server's `x-request-id`."""
+    trace: str = ""
+    """The trace that it belongs to, as the header `traceparent` says it (W3C Trace Context); empty for none."""
 
 
 @hookspec

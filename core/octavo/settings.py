@@ -103,6 +103,12 @@ class Settings(Model, Cache, Batching, Limits, Server, Security, Lifecycle, Logg
         """Where each setting that is not at its default comes from."""
         return {name: source for name, source in self._sources.items() if name in self.model_fields_set}
 
+    def tell_plugins(self) -> None:
+        """Set the variables that plugins may read: they see no settings, and those may be given by a flag."""
+        for name in FOR_PLUGINS:
+            if (value := getattr(self, name)) is not None:
+                os.environ[variable(name)] = str(value)
+
     def _contradictions(self, sources: Mapping[str, str]) -> Iterator[str]:
         """Settings that cannot be together, or that have no effect; defaults give way and are not looked at."""
         for lower, upper, equal, why in _ORDERED:
@@ -125,6 +131,8 @@ _ORDERED = (
     ("max_batch_prefill_tokens", "max_batch_total_tokens", True, "no step can compute more than the cache holds"),
     ("block_size", "max_batch_total_tokens", True, "the cache must hold a block at least"),
 )
+
+FOR_PLUGINS = ("model_id", "otlp_endpoint", "otlp_service_name")
 
 GROUPS = {base.group: tuple(base.model_fields) for base in Settings.__bases__ if issubclass(base, SettingsGroup)}
 """The settings by group, in the order in which people read them."""

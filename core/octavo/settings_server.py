@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -92,9 +93,29 @@ class Lifecycle(SettingsGroup):
     )
 
 
+def _traceable(endpoint: str) -> str:
+    if not endpoint.startswith(("http://", "https://")):
+        raise ValueError("it must begin with http:// or https://, as in http://localhost:4318 (OTLP over HTTP)")
+    try:
+        installed = find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:  # of a part that it stands in
+        installed = False
+    if not installed:
+        raise ValueError("traces need OpenTelemetry: pip install 'octavo[otel]'")
+    return endpoint
+
+
 class Logging(SettingsGroup):
     """What it tells."""
 
     group = "Logging"
 
     json_output: bool = Field(False, description="Write the log as JSON, one object a line.")
+    otlp_endpoint: Annotated[str, AfterValidator(_traceable)] | None = Field(
+        None,
+        description="OpenTelemetry collector to send traces to, e.g. http://localhost:4318. Unset: no traces.",
+    )
+    otlp_service_name: str | None = Field(
+        None,
+        description="The name of this service in its traces. Unset: OTEL_SERVICE_NAME, or octavo.",
+    )

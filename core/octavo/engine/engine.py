@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.observe import step_stats, tell_request
-from octavo.engine.request import FinishReason, Request
+from octavo.engine.observe import Before, step_stats, tell_request
+from octavo.engine.request import NO_LABEL, FinishReason, Label, Request
 from octavo.engine.runner import Runner, StepResult
 from octavo.engine.sampler import TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams
@@ -73,6 +72,7 @@ class Engine:
         seed: int,
         namespace: Namespace | None = None,
         processors: Sequence[LogitsProcessor] = (),
+        label: Label = NO_LABEL,
     ) -> int:
         """Queue one sequence and return its id. Raises RequestRefused, with the numbers, if it can never be served."""
         tokens = self._checked(prompt)
@@ -82,7 +82,7 @@ class Engine:
         longest = max(min(limits.max_total_tokens, capacity), len(tokens) + 1)
         max_length = longest if params.max_tokens is None else len(tokens) + params.max_tokens
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
-        request = Request.new(next(self._ids), tokens, max_length, params, seed, ends, namespace or Namespace())
+        request = Request.new(next(self._ids), tokens, max_length, params, seed, ends, namespace or Namespace(), label)
         self.scheduler.submit(request)
         self._requests[request.id] = request
         if processors:
@@ -96,6 +96,7 @@ class Engine:
         *,
         namespace: Namespace | None = None,
         processors: Sequence[LogitsProcessor] = (),
+        label: Label = NO_LABEL,
     ) -> list[int]:
         """Queue the `best_of` (or `n`) sequences of a prompt and return their ids; they share the prompt's blocks.
 
@@ -107,7 +108,7 @@ class Engine:
         return [
             self.submit(
                 prompt, others if index else params, seed=seed + (index << 64), namespace=namespace,
-                processors=processors,
+                processors=processors, label=label,
             )
             for index in range(params.sequences)
         ]  # fmt: skip
@@ -150,14 +151,14 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Run one step. A step that fails costs its own requests, with the reason, and nobody else's."""
-        started, preemptions = time.perf_counter(), self.scheduler.preemptions
+        before = Before.of(self.scheduler)
         schedule = self.scheduler.schedule()
         if not schedule.rows:
             return []
         self.steps += 1
-        self._tell_begin(schedule, started)
+        self._tell_begin(schedule, before.time)
         outputs = self._run(schedule)
-        self.last_step = step_stats(self.scheduler, schedule, started, self.scheduler.preemptions - preemptions)
+        self.last_step = step_stats(self.scheduler, schedule, before)
         self.plugins.step_finished(self.last_step)
         return outputs
 

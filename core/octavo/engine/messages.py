@@ -33,6 +33,10 @@ class Submit(msgspec.Struct, tag="submit"):
     """SamplingParams: decoded by itself, so that a refusal can name the ticket."""
     tenant: str = ""
     cache_salt: str = ""
+    label: str = ""
+    """Its user's name for it."""
+    trace: str = ""
+    """A W3C `traceparent`, or nothing."""
 
 
 class Cancel(msgspec.Struct, tag="cancel"):

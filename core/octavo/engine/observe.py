@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 from octavo.engine.request import FinishReason, Request
 from octavo.engine.scheduler import Schedule, Scheduler
@@ -10,20 +11,35 @@ from octavo.hooks import RequestSummary, StepStats
 from octavo.plugins import Plugins
 
 
-def step_stats(scheduler: Scheduler, schedule: Schedule, started: float, preempted: int) -> StepStats:
-    """Of a step that is over, began at `started`, of the clock time.perf_counter, and preempted that many requests."""
+class Before(NamedTuple):
+    """How things stood when a step began."""
+
+    time: float
+    """Of the clock time.perf_counter."""
+    preemptions: int
+    evictions: int
+
+    @classmethod
+    def of(cls, scheduler: Scheduler) -> Before:
+        """Now."""
+        return cls(time.perf_counter(), scheduler.preemptions, scheduler.kv.stats().evictions)
+
+
+def step_stats(scheduler: Scheduler, schedule: Schedule, before: Before) -> StepStats:
+    """Of a step that is over."""
     cache = scheduler.kv.stats()
     prefill = [row.count for row in schedule.rows if row.start < row.request.prompt_length]
     return StepStats(
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - before.time,
         prefill_tokens=sum(prefill),
         decode_tokens=len(schedule.rows) - len(prefill),
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
-        preempted=preempted,
+        preempted=scheduler.preemptions - before.preemptions,
         free_blocks=cache.free,
         cached_blocks=cache.cached,
         held_blocks=cache.held,
+        evicted_blocks=cache.evictions - before.evictions,
     )
 
 
@@ -42,5 +58,9 @@ def tell_request(plugins: Plugins, request: Request, reason: FinishReason) -> No
             preemptions=request.preemptions,
             first_token_seconds=None if request.first_token is None else request.first_token - request.submitted,
             seconds=now - request.submitted,
+            queue_seconds=None if request.started is None else request.queue_seconds,
+            sequences=request.params.sequences,
+            label=request.label.name,
+            trace=request.label.trace,
         )
     )

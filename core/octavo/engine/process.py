@@ -22,7 +22,7 @@ import zmq
 from octavo import __version__, logs
 from octavo.engine import messages
 from octavo.engine.build import Built, open_engine
-from octavo.engine.request import FinishReason
+from octavo.engine.request import FinishReason, Label
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.snapshot import Totals, snapshot
 from octavo.engine.wire import pack, prompt_tokens
@@ -112,6 +112,7 @@ class Service:
                 params,
                 namespace=Namespace(tenant=message.tenant, salt=message.cache_salt),
                 processors=self.engine.plugins.logits_processors(params, self._tokenizer),
+                label=Label(message.label, message.trace),
             )
         except (ValueError, msgspec.MsgspecError) as error:
             return messages.Refused(message.ticket, str(error))
@@ -162,6 +163,7 @@ def _serve(socket: zmq.Socket[bytes]) -> None:
         raise ValueError(f"the first message is {type(message).__name__}, not Start")
     settings = Settings(_sources=message.sources, _warn=False, **message.settings)
     logs.configure(settings.json_output)
+    settings.tell_plugins()
     plugins = installed_plugins()
     loaded, built = open_engine(settings, plugins)
     socket.send(messages.encode(messages.Ready(describe(settings, loaded, built))))

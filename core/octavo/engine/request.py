@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,17 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+class Label(NamedTuple):
+    """What a request's user calls it: the engine hands it on to those who observe."""
+
+    name: str = ""
+    trace: str = ""
+    """A W3C `traceparent`, or nothing."""
+
+
+NO_LABEL = Label()
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One sequence: a prompt and what is generated behind it."""
@@ -41,6 +53,7 @@ class Request:
     end_ids: frozenset[int]
     """Tokens that end it; empty with ignore_eos and no stop token ids."""
     namespace: Namespace = field(default_factory=Namespace)
+    label: Label = NO_LABEL
     length: int = 0
     """Tokens known so far."""
     table: BlockTable | None = None
@@ -59,10 +72,10 @@ class Request:
     @classmethod
     def new(
         cls, id: int, prompt: NDArray[np.int32], max_length: int, params: SamplingParams, seed: int,
-        end_ids: frozenset[int], namespace: Namespace,
+        end_ids: frozenset[int], namespace: Namespace, label: Label = NO_LABEL,
     ) -> Request:  # fmt: skip
         """A request that has not run."""
-        return cls(id, prompt.copy(), len(prompt), max_length, params, seed, end_ids, namespace, len(prompt))
+        return cls(id, prompt.copy(), len(prompt), max_length, params, seed, end_ids, namespace, label, len(prompt))
 
     @property
     def known(self) -> NDArray[np.int32]:

@@ -34,7 +34,7 @@ class ApiKeys:
             if tenant is None:
                 await errors.response(scope["path"], _unauthorized(scope["path"]))(scope, receive, send)
                 return
-            scope.setdefault("state", {})["tenant"] = tenant
+            scope["state"]["tenant"] = tenant
         await self.app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:

@@ -69,6 +69,13 @@ class Meter:
             return None
         return (self.total - self.first_token) / (self.generated_tokens - 1)
 
+    def seconds(self) -> dict[str, float]:
+        """The times that have been measured, by name."""
+        found = {"validation_seconds": self.validation} if self._submitted else {}
+        if self._first:
+            found |= {"queue_seconds": self.queue, "first_token_seconds": self.first_token}
+        return {name: round(seconds, 6) for name, seconds in found.items()}
+
     def headers(self, compute_type: str) -> dict[str, str]:
         """TGI's headers: times in milliseconds, with their decimals."""
         milliseconds = {

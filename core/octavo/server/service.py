@@ -30,6 +30,8 @@ class Caller:
 
     tenant: str
     request_id: str
+    trace: str
+    """The client's `traceparent`, or nothing."""
     seconds: float | None
     log: dict[str, object]
     """Goes into the request's line of the log."""
@@ -62,7 +64,7 @@ class Service:
         """Who asks. Raises the 422 of a wrong deadline."""
         state = request.scope["state"]
         seconds = seconds_allowed(request, self.settings.request_timeout)
-        return Caller(state.get("tenant", ""), state["request_id"], seconds, state.setdefault("log", {}))
+        return Caller(state["tenant"], state["request_id"], state["trace"], seconds, state["log"])
 
     @contextmanager
     def counted(self, caller: Caller, sequences: int) -> Iterator[Meter]:
@@ -77,6 +79,7 @@ class Service:
                     prompt_tokens=meter.prompt_tokens,
                     cached_tokens=meter.cached_tokens,
                     generated_tokens=meter.generated_tokens,
+                    **meter.seconds(),
                 )
 
     def check_length(self, prompt: Sequence[int], max_tokens: int | None) -> None:
@@ -112,8 +115,9 @@ class Service:
                 async with asyncio.timeout(limit):
                     for prompt in prompts:
                         stream = await self.engine.submit(
-                            prompt, params, tenant=caller.tenant, cache_salt=salt or "", request_id=caller.request_id
-                        )
+                            prompt, params, tenant=caller.tenant, cache_salt=salt or "", request_id=caller.request_id,
+                            trace=caller.trace,
+                        )  # fmt: skip
                         streams.append(await stack.enter_async_context(stream))
                     if limit is not None:
                         await _one_begins(streams)

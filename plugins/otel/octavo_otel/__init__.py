@@ -1,0 +1,1 @@
+"""Traces of octavo's requests, by OpenTelemetry."""
