@@ -12,9 +12,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.logs import JsonLines
+from octavo.server.logs import traceparent
 from tests.checkpoints import byte_tokenizer
 from tests.server.live import Live, until
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 GENERATE = {"inputs": "A page table", "parameters": {"max_new_tokens": 3}}
 
 
@@ -128,7 +130,8 @@ def test_request_ids(http: httpx.Client) -> None:
 
 def test_a_line_of_the_log(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "octavo.server.requests"):
-        http.post("/generate", json=GENERATE, headers={"X-Request-Id": "logged"})
+        trace = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-00"}
+        http.post("/generate", json=GENERATE, headers={"X-Request-Id": "logged"} | trace)
 
     def logged() -> list[logging.LogRecord]:  # the answer may be here before its line is
         return [one for one in caplog.records if getattr(one, "fields", {}).get("request_id") == "logged"]
@@ -139,7 +142,35 @@ def test_a_line_of_the_log(http: httpx.Client, caplog: pytest.LogCaptureFixture)
     line = json.loads(JsonLines().format(record))
     assert (line["method"], line["path"], line["status"], line["level"]) == ("POST", "/generate", 200, "INFO")
     assert (line["prompt_tokens"], line["generated_tokens"]) == (12, 3)
+    assert 0 < line["validation_seconds"] <= line["first_token_seconds"] <= line["seconds"]
+    assert 0 <= line["queue_seconds"] <= line["seconds"]
+    assert line["trace_id"] == TRACE
+    assert "tenant" not in line
     assert line["message"].startswith("POST /generate 200 in ")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ([f"00-{TRACE}-00f067aa0ba902b7-01"], f"00-{TRACE}-00f067aa0ba902b7-01"),
+        ([f" 00-{TRACE}-00f067aa0ba902b7-01\t"], f"00-{TRACE}-00f067aa0ba902b7-01"),
+        ([f"cc-{TRACE}-00f067aa0ba902b7-01-what-comes"], f"cc-{TRACE}-00f067aa0ba902b7-01"),
+        ([f"cc-{TRACE}-00f067aa0ba902b7-01.what-comes"], ""),
+        ([f"00-{TRACE}-00f067aa0ba902b7-01-what-comes"], ""),
+        ([f"ff-{TRACE}-00f067aa0ba902b7-01"], ""),
+        ([f"00-{TRACE.upper()}-00f067aa0ba902b7-01"], ""),
+        ([f"00-{TRACE[1:]}-00f067aa0ba902b7-01"], ""),
+        ([f"00-{'0' * 32}-00f067aa0ba902b7-01"], ""),
+        ([f"00-{TRACE}-{'0' * 16}-01"], ""),
+        ([f"00-{TRACE}-00f067aa0ba902b7-1"], ""),
+        ([f"00-{TRACE}-00f067aa0ba902b7-01"] * 2, ""),
+        ([""], ""),
+        ([], ""),
+    ],
+)
+def test_traceparents(given: list[str], kept: str) -> None:
+    """By the rules, and the examples, of W3C Trace Context."""
+    assert traceparent(given) == kept
 
 
 def test_the_description_is_whole(http: httpx.Client) -> None:

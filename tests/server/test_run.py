@@ -41,7 +41,9 @@ def free_port() -> int:
 
 
 def command(*arguments: str) -> subprocess.Popen[str]:
+    """The variable is misspelt, and warned of before the settings say how the log is written."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    environment["MAX_STOP_SEQUENCE"] = "1"
     words = [sys.executable, "-c", "from octavo.cli import main; main()", "serve", *arguments]
     return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
@@ -100,8 +102,11 @@ def test_an_engine_that_dies_and_a_server_that_ends(model: Path) -> None:
             assert finish_reasons(lines)[-1] == "length"
         _, log = process.communicate(timeout=120)
         assert process.returncode == 0, log
-        statuses = [json.loads(line)["status"] for line in log.splitlines() if '"path": "/v1/completions"' in line]
-        assert statuses == [200, 200]
+        told = [json.loads(line) for line in log.splitlines()]  # of both processes, and of all libraries
+        assert [line["status"] for line in told if line.get("path") == "/v1/completions"] == [200, 200]
+        assert all({"timestamp", "level", "logger", "message"} <= line.keys() for line in told)
+        misspelt = [line["level"] for line in told if "MAX_STOP_SEQUENCES" in line["message"]]
+        assert misspelt == ["WARNING"]
 
 
 def test_what_does_not_finish_is_told_so(model: Path) -> None:

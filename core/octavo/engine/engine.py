@@ -173,7 +173,8 @@ class Engine:
             step = build(schedule, self.scheduler.kv.block_size, self._processors)
             result = self.runner.run(step)
         except Exception as error:
-            logger.exception("a step of %d requests failed", len(schedule.rows))
+            fields = {"request_ids": sorted({row.request.label.name for row in schedule.rows})}
+            logger.exception("a step of %d requests failed", len(schedule.rows), extra={"fields": fields})
             return [self._fail(row.request, error) for row in schedule.rows]
         return self._complete(schedule, step, result)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from octavo import __version__
 from octavo.server import errors
@@ -102,11 +101,12 @@ def routes(service: Service) -> APIRouter:
         """The model."""
         return _json(Models([Model(service.model, started, service.model)]))
 
-    @router.get("/metrics", responses=responses(only=[401], text="text/plain"))
-    async def metrics() -> Response:
-        """For Prometheus."""
-        text = service.metrics.text(await service.engine.stats(), service.engine.healthy)
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+    @router.get("/metrics", responses=responses(only=[401, 403], text="text/plain"))
+    async def metrics(request: Request) -> Response:
+        """For Prometheus, which says in which of its formats. Of several API keys, the first one's alone."""
+        stats, healthy = await service.engine.stats(), service.engine.healthy
+        text, media_type = service.metrics.text(stats, healthy, request.headers.get("accept", ""))
+        return Response(text, media_type=media_type)
 
     return router
 

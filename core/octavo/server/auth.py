@@ -15,6 +15,9 @@ from octavo.server import errors
 OPEN = frozenset({"/health", "/ping"})
 """Paths that need no key: what looks after the server has none."""
 
+FIRST_KEY_ALONE = frozenset({"/metrics"})
+"""Paths that tell of all tenants together: who sees the sums before and after knows what another one did."""
+
 
 class ApiKeys:
     """Lets in who brings a key, and notes whose cache is theirs in the scope's state, as `tenant`.
@@ -33,6 +36,9 @@ class ApiKeys:
             tenant = self._tenant(_given_key(scope))
             if tenant is None:
                 await errors.response(scope["path"], _unauthorized(scope["path"]))(scope, receive, send)
+                return
+            if scope["path"] in FIRST_KEY_ALONE and tenant != next(iter(self.tenants.values())):
+                await errors.response(scope["path"], _forbidden(scope["path"]))(scope, receive, send)
                 return
             scope["state"]["tenant"] = tenant
         await self.app(scope, receive, send)
@@ -79,3 +85,8 @@ def _unauthorized(path: str) -> errors.ApiError:
         message += ", or give a browser the key as the password, with any name"
         asked = 'Basic realm="octavo", charset="UTF-8"'
     return errors.ApiError(401, "unauthorized", message, headers={"WWW-Authenticate": asked})
+
+
+def _forbidden(path: str) -> errors.ApiError:
+    message = f"{path} tells of all tenants together: it takes the first of the server's API keys"
+    return errors.ApiError(403, "forbidden", message)

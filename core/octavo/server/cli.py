@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -9,9 +10,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from octavo import logs
 from octavo.options import bad_input_is_told, from_flags, takes_every_setting
 from octavo.settings import Settings, SettingsError
 from octavo.settings_elsewhere import gone_flag
+
+logger = logging.getLogger(__name__)
 
 _NEEDED = frozenset({"fastapi", "uvicorn", "uvloop", "httptools", "prometheus_client"})
 
@@ -72,10 +76,19 @@ def serve(model: Annotated[str | None, _MODEL] = None, **settings: Any) -> None:
         if model is not None and settings["model_id"] is not None:
             raise SettingsError(f"the model is {model} and --model-id {settings['model_id']}: give one of them")
         settings["model_id"] = settings["model_id"] or model
-        chosen = from_flags(**settings)
+        with logs.held():  # until it is known how lines are written
+            chosen = from_flags(**settings)
+            logs.configure(chosen.json_output)
+        from octavo.async_engine import EngineFailed
         from octavo.server.run import serve as run
 
-        status = run(chosen)
+        try:
+            status = run(chosen)
+        except EngineFailed as error:
+            if not chosen.json_output:
+                raise
+            logger.critical("%s", error)
+            status = 2
     raise typer.Exit(status)
 
 

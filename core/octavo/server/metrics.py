@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 SECONDS = [0.0001 * 1.5**power for power in range(35)]
 SIZES = [2**power for power in range(11)]
+FAILURES = (
+    "validation", "template", "overloaded", "generation", "timeout", "dropped", "draining", "engine_died", "internal",
+)  # fmt: skip
+"""Why requests fail: TGI's label `err`."""
 
 
 class PlainCounters(Collector):
@@ -28,10 +33,10 @@ class PlainCounters(Collector):
         self._values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         registry.register(self)
 
-    def add(self, name: str, **labels: str) -> None:
-        """One more."""
+    def add(self, name: str, count: int = 1, **labels: str) -> None:
+        """So many more; 0 lets it be seen before there is one, without which the first is no increase."""
         key = name, tuple(labels.items())
-        self._values[key] = self._values.get(key, 0) + 1
+        self._values[key] = self._values.get(key, 0) + count
 
     def collect(self) -> Iterator[Metric]:
         """The counters, for the registry."""
@@ -49,6 +54,10 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         self.counts = PlainCounters(registry)
+        for name in ("tgi_request_count", "tgi_request_success"):
+            self.counts.add(name, 0)
+        for kind in FAILURES:
+            self.counts.add("tgi_request_failure", 0, err=kind)
         self._block_size = info.block_size
 
         def seconds(name: str, help: str, *labels: str) -> Histogram:
@@ -85,11 +94,11 @@ class Metrics:
         self.cached_tokens = counter("octavo_cached_tokens", "Those of them found in the cache.")
         self.generated_tokens = counter("octavo_generated_tokens", "Tokens generated.")
         self.hit_rate = gauge(
-            "octavo_cache_hit_rate", "Share of looked-up prompt tokens that were cached, since the start."
+            "octavo_cache_hit_rate", "Share of looked-up prompt tokens that were cached, since the engine's start."
         )
         self.preemptions = counter("octavo_preemptions", "Times that a running request lost its blocks.")
         self.blocks = gauge("octavo_blocks", "Blocks of the cache.", "state")
-        self.evicted = gauge("octavo_blocks_evicted", "Blocks evicted from the prefix tree since the engine's start.")
+        self.evicted = counter("octavo_blocks_evicted", "Blocks taken from the prefix tree for those that need them.")
         self.up = gauge("octavo_engine_up", "1 while the engine serves.")
         self.step = seconds("octavo_step_seconds", "Seconds of a step, from scheduling to sampled tokens.")
         self.step_tokens = Histogram(
@@ -148,18 +157,19 @@ class Metrics:
         self.step_tokens.labels("prefill").observe(step.prefill_tokens)
         self.step_tokens.labels("decode").observe(step.decode_tokens)
         self.preemptions.inc(step.preempted)
+        self.evicted.inc(step.evicted_blocks)
 
-    def text(self, stats: EngineStats, healthy: bool) -> bytes:
-        """Everything, in Prometheus' text format."""
+    def text(self, stats: EngineStats, healthy: bool, accept: str = "") -> tuple[bytes, str]:
+        """Everything, in the one of Prometheus' formats that an Accept header asks for, and its media type."""
         self.up.set(healthy)
         self.queue_size.set(stats.waiting)
         self.batch_size.set(stats.running)
         self.batch_tokens.set(stats.blocks_held * self._block_size)
         for state in ("free", "cached", "held", "pinned"):
             self.blocks.labels(state).set(getattr(stats, f"blocks_{state}"))
-        self.evicted.set(stats.evicted_blocks)
         self.hit_rate.set(stats.hit_tokens / stats.queried_tokens if stats.queried_tokens else 0)
-        return generate_latest(self.registry)
+        encode, media_type = choose_encoder(accept)
+        return encode(self.registry), media_type
 
 
 def _kind(error: Exception) -> str:

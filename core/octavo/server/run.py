@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import uvicorn
 import uvloop
 
-from octavo import logs
 from octavo.async_engine import AsyncEngine
 from octavo.server.app import create_app
 from octavo.settings import Settings, SettingsError
@@ -34,7 +33,6 @@ def serve(settings: Settings, visit: Visit | None = None) -> int:
     `visit` is called once the server answers; if it raises, the status is 1. Raises SettingsError, or EngineFailed with
     the reason why the model cannot be served.
     """
-    logs.configure(settings.json_output)
     with _bound(settings) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, listener, visit))
 

@@ -50,6 +50,7 @@ Nothing = Annotated[None, unsupported()]
 _ERRORS = {
     400: "The body is not JSON.",
     401: "No API key, or a wrong one.",
+    403: "Another API key may do it.",
     413: "The body is longer than payload_limit.",
     422: "A field is wrong; the message names it.",
     424: "A step failed in the engine.",
@@ -58,6 +59,7 @@ _ERRORS = {
     503: "The engine is down, or the server is shutting down.",
     504: "The deadline has passed.",
 }
+_OF_ANY_KEY = tuple(status for status in _ERRORS if status != 403)
 
 
 def reference(struct: type[msgspec.Struct], *, several: bool = False) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def responses(
     stream: type[msgspec.Struct] | None = None,
     text: str | None = None,
     openai: bool = False,
-    only: Sequence[int] = tuple(_ERRORS),
+    only: Sequence[int] = _OF_ANY_KEY,
 ) -> dict[int | str, dict[str, Any]]:
     """What a route answers with: its JSON, its events, its text of a media type, or nothing; and the errors."""
     error = reference(OpenAIErrorBody if openai else ErrorBody)
