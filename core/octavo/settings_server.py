@@ -69,7 +69,7 @@ class Security(SettingsGroup):
     api_key: Annotated[Texts, AfterValidator(_printable)] = Field(
         (),
         description="Keys, with commas; requests bring one of them (Authorization: Bearer KEY), and each is a tenant "
-        "with cached prefixes of its own. Unset: open to all.",
+        "with cached prefixes of its own; /metrics takes the first. Unset: open to all.",
     )
     cors_allow_origin: Texts = Field((), description="Origins whose pages may call the server, with commas; *: any.")
 

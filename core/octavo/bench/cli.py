@@ -203,6 +203,25 @@ def waste(
 
 
 @app.command()
+def tenants(
+    url: Annotated[str, typer.Option(help="A server that runs, with two API keys at least.")] = "http://localhost:3000",
+    key: Annotated[list[str], typer.Option(help="An API key; give two.")] = [],  # noqa: B006
+    rounds: Annotated[int, typer.Option(min=1, help="Prompts of each kind.")] = 200,
+    words: Annotated[int, typer.Option(min=1, help="Of each prompt.")] = 60,
+    seed: Seed = 0,
+    json_path: JsonFile = None,
+) -> None:
+    """Time to first token of prompts that another API key has sent before, beside those that nobody has."""
+    from octavo.bench.tenants import Options, run
+
+    if len(set(key)) != 2:
+        raise ValueError(f"{len(set(key))} API keys are given, and two are compared: --key FIRST --key SECOND")
+    with Console(stderr=True).status("asking") as status:
+        report = run(Options(url, (key[0], key[1]), rounds, words, seed), status.update)
+    _show(report, json_path)
+
+
+@app.command()
 def table(files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Written with --json.")]) -> None:
     """Print results as Markdown."""
     from octavo.bench.report import Report

@@ -108,6 +108,12 @@ def milliseconds(key: str) -> Callable[[Row], str]:
     return show
 
 
+def _between(key: str, digits: int) -> Callable[[Row], str]:
+    """A cell: a median, in milliseconds, with the interval that it lies in."""
+    middle, low, high = (number(f"{key}_{name}ms", digits) for name in ("", "low_", "high_"))
+    return lambda row: f"{middle(row)} ({low(row)} to {high(row)})" if middle(row) else ""
+
+
 def word(key: str) -> Callable[[Row], str]:
     """A cell: a name."""
     return lambda row: str(row.get(key) or "")
@@ -138,7 +144,7 @@ def _place(row: Row) -> str:
     return f"– {row['operator']}" if row.get("operator") else str(row["where"])
 
 
-_WORDS = {"engine", "backend", "reservation", "where"}
+_WORDS = {"engine", "backend", "reservation", "where", "prompt"}
 """Headings over words, which stand on the left."""
 
 COLUMNS: dict[str, Columns] = {
@@ -195,6 +201,15 @@ COLUMNS: dict[str, Columns] = {
         ("steps", number("steps")),
         ("preempted", number("preemptions")),
         ("recomputed", number("recomputed_tokens")),
+    ],
+    "tenants": [
+        ("prompt", word("prompt")),
+        ("requests", number("requests")),
+        ("cached tokens", number("cached_tokens")),
+        ("first token ms", number("first_token_ms", 2)),
+        ("p90", number("first_token_p90_ms", 2)),
+        ("difference ms, 95 %", _between("difference", 3)),
+        ("p", number("p_value", 4)),
     ],
 }
 
