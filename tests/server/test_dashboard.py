@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,11 @@ import promql_parser
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
+
+from octavo.async_engine import EngineStats
+from octavo.server.metrics import Metrics
+from tests.engine.test_wire import STEP
+from tests.server.live import Live
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "docs/grafana/octavo.json").read_text(encoding="utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -110,6 +116,14 @@ def test_both_of_prometheus_formats(http: httpx.Client) -> None:
     assert {sample.name for family in families for sample in family.samples} == modern
     assert all(family.documentation for family in families)
     assert len({family.name for family in families}) == len(families)
+
+
+def test_counters_go_on_when_the_engine_begins_anew(server: Live) -> None:
+    metrics = Metrics(server.service.engine.info)
+    for evicted in (2, 0, 1):
+        metrics.observe_step(replace(STEP, evicted_blocks=evicted))
+    text, _ = metrics.text(EngineStats(), healthy=True)
+    assert b"octavo_blocks_evicted_total 3.0" in text
 
 
 def test_counters_are_there_before_they_count(http: httpx.Client) -> None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 SECONDS = [0.0001 * 1.5**power for power in range(35)]
 SIZES = [2**power for power in range(11)]
 FAILURES = (
-    "validation", "template", "overloaded", "generation", "timeout", "queue_timeout", "dropped", "draining", "engine_died", "internal",
+    "validation", "template", "overloaded", "generation", "timeout", "queue_timeout", "dropped", "draining",
+    "engine_died", "internal",
 )  # fmt: skip
 """Why requests fail: TGI's label `err`."""
 

@@ -30,11 +30,11 @@ class Caller:
 
     tenant: str
     request_id: str
-    trace: str
-    """The client's `traceparent`, or nothing."""
     seconds: float | None
     log: dict[str, object]
     """Goes into the request's line of the log."""
+    trace: str = ""
+    """The client's `traceparent`, or nothing."""
     arrived: float = field(default_factory=time.perf_counter)
     """Before the deadline begins to run: a request that it ends has then taken no less."""
 
@@ -64,7 +64,7 @@ class Service:
         """Who asks. Raises the 422 of a wrong deadline."""
         state = request.scope["state"]
         seconds = seconds_allowed(request, self.settings.request_timeout)
-        return Caller(state["tenant"], state["request_id"], state["trace"], seconds, state["log"])
+        return Caller(state["tenant"], state["request_id"], seconds, state["log"], state["trace"])
 
     @contextmanager
     def counted(self, caller: Caller, sequences: int) -> Iterator[Meter]:
