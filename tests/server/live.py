@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvloop
 
@@ -46,6 +47,12 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < ends
         time.sleep(0.005)  # leaves the core to those who are asked; it is not what makes the answer come true
+
+
+def connect(server: Live) -> socket.socket:
+    """A bare connection to it."""
+    address = urlsplit(server.url)
+    return socket.create_connection((address.hostname, address.port), 120)
 
 
 @contextmanager

@@ -180,7 +180,7 @@ def test_the_description_is_whole(http: httpx.Client) -> None:
     assert set(re.findall(r'"\$ref": "([^"]+)"', json.dumps(described))) <= known
     for path in ("/generate", "/generate_stream", "/", "/v1/completions", "/v1/chat/completions"):
         told = described["paths"][path]["post"]["responses"]
-        assert told.keys() == {"200", "400", "401", "413", "422", "424", "429", "500", "503", "504"}
+        assert told.keys() == {"200", "400", "401", "408", "413", "422", "424", "429", "500", "503", "504"}
         name = "OpenAIErrorBody" if path.startswith("/v1") else "ErrorBody"
         assert told["422"]["content"]["application/json"]["schema"] == {"$ref": f"#/components/schemas/{name}"}
     assert "HTTPValidationError" not in described["components"]["schemas"]

@@ -5,14 +5,13 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from tests import checkpoints
 from tests.checkpoints import EOS
-from tests.server.live import Live, live, until
+from tests.server.live import Live, connect, live, until
 
 ORIGIN = "https://pages.example"
 LONG: dict[str, Any] = {"prompt": "count", "max_tokens": 32_000, "logit_bias": {str(EOS): -100}, "stream": True}
@@ -60,6 +59,16 @@ def test_every_route_but_health_needs_a_key(server: Live) -> None:
                 assert response.status_code == 401
                 assert response.headers["www-authenticate"].split()[0] == ("Basic" if path == "/ui/state" else "Bearer")
                 assert "API key" in response.text
+
+
+def test_the_description_says_which_routes_need_a_key(server: Live) -> None:
+    described = httpx.get(f"{server.url}/openapi.json", headers=key("first-key")).json()
+    (scheme,) = described["components"]["securitySchemes"].items()
+    assert scheme[1] == {"type": "http", "scheme": "bearer"}
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            refused = httpx.request(method, server.url + path, json={}).status_code == 401
+            assert operation["security"] == ([{scheme[0]: []}] if refused else [])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +132,10 @@ def test_the_third_at_once_is_turned_away(server: Live, http: httpx.Client) -> N
 def test_more_sequences_than_there_are_places(http: httpx.Client) -> None:
     response = http.post("/v1/completions", json={"prompt": ["a", "b"], "n": 2})
     assert response.status_code == 422
-    assert "asks for 4 sequences, the server runs at most 2" in response.json()["error"]["message"]
+    assert (
+        "asks for 4 sequences, `prompt` times `n` or `best_of`, and the server runs at most 2"
+        in response.json()["error"]["message"]
+    )
 
 
 def test_long_bodies(http: httpx.Client) -> None:
@@ -205,8 +217,7 @@ def failures(http: httpx.Client, kind: str) -> float:
 
 def hung(server: Live, route: str, body: dict[str, Any]) -> socket.socket:
     """A connection that has asked, and reads nothing."""
-    address = urlsplit(server.url)
-    connection = socket.create_connection((address.hostname, address.port), 120)
+    connection = connect(server)
     data = json.dumps(body).encode()
     head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
     connection.sendall(f"{head}Authorization: Bearer first-key\r\n\r\n".encode() + data)

@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from octavo.cli import app
+from octavo.server import run as server_run
 from octavo.server.run import Server
 from octavo.settings import Settings
 from tests import checkpoints
@@ -178,6 +179,18 @@ def test_a_port_in_use_is_told_before_the_model_is_read(monkeypatch: pytest.Monk
         result = CliRunner().invoke(app, ["serve", "/nowhere/at/all", "--host", "127.0.0.1", "--port", str(port)])
     assert result.exit_code == 2
     assert f"host is 127.0.0.1 and port {port}: Address already in use" in result.stderr
+
+
+def test_a_client_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernel, also while the client's own machine still answers."""
+    monkeypatch.setattr(server_run, "STALLED_SECONDS", 0.1)
+    with server_run._bound(Settings(host="127.0.0.1", port=0)) as listener:
+        with socket.create_connection(listener.getsockname()) as client, listener.accept()[0] as connection:
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            with pytest.raises(OSError, match="timed out"):
+                while True:
+                    connection.send(bytes(1_000_000))
+            assert client.fileno() >= 0
 
 
 def test_without_its_libraries_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:

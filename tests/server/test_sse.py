@@ -184,6 +184,34 @@ def test_hanging_up_closes_the_events(at: str) -> None:
     run(work())
 
 
+def test_the_deadline_closes_the_events_of_a_client_that_does_not_read() -> None:
+    """Its connection takes nothing more, not even the error; what the events hold is free all the same."""
+
+    async def work() -> None:
+        closed = asyncio.Event()
+
+        async def events() -> AsyncGenerator[bytes, None]:
+            try:
+                while True:
+                    yield b"one"
+            finally:
+                closed.set()
+
+        connection = Connection()
+
+        async def full(message: Any) -> None:
+            await asyncio.Event().wait()
+
+        connection.send = full  # type: ignore[method-assign]
+        task = asyncio.create_task(serve(events, connection, seconds=0.01))
+        await closed.wait()
+        assert not task.done()
+        connection.gone.set()
+        await task
+
+    run(work())
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_the_deadline_closes_the_events(begun: bool) -> None:
     async def work() -> None:

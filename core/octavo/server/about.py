@@ -142,7 +142,7 @@ def _tokens(router: APIRouter, service: Service) -> None:
         return _json(await answer(request, work(), service.caller(request).seconds))
 
 
-_CHECKED = (400, 401, 413, 422, 500, 504)
+_CHECKED = (400, 401, 408, 413, 422, 500, 504)
 
 
 def _json(told: object) -> Response:

@@ -57,7 +57,7 @@ def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
         app.include_router(routes(service))
     if settings.ui:
         app.include_router(ui.routes(service))
-    describe(app, _ANSWERS)
+    describe(app, _ANSWERS, keys=bool(settings.api_key))
     return app
 
 

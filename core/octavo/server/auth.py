@@ -12,8 +12,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.server import errors
 
-OPEN = frozenset({"/health", "/ping"})
-"""Paths that need no key: what looks after the server has none."""
+_OPEN = frozenset({"/health", "/ping"})
+
+
+def is_open(path: str, method: str) -> bool:
+    """Needs it no key? What looks after the server has none."""
+    return path in _OPEN or (path == "/" and method in ("GET", "HEAD"))
 
 FIRST_KEY_ALONE = frozenset({"/metrics"})
 """Paths that tell of all tenants together: who sees the sums before and after knows what another one did."""
@@ -32,7 +36,7 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request (ASGI)."""
-        if scope["type"] == "http" and self.tenants and not self._is_open(scope):
+        if scope["type"] == "http" and self.tenants and not is_open(scope["path"], scope["method"]):
             tenant = self._tenant(_given_key(scope))
             if tenant is None:
                 await errors.response(scope["path"], _unauthorized(scope["path"]))(scope, receive, send)
@@ -42,9 +46,6 @@ class ApiKeys:
                 return
             scope["state"]["tenant"] = tenant
         await self.app(scope, receive, send)
-
-    def _is_open(self, scope: Scope) -> bool:
-        return scope["path"] in OPEN or (scope["path"] == "/" and scope["method"] in ("GET", "HEAD"))
 
     def _tenant(self, given: bytes) -> str | None:
         """All keys are compared, each in constant time: how long it takes says nothing about any of them."""

@@ -78,6 +78,12 @@ def timed_out(seconds: float) -> ApiError:
     return ApiError(504, "timeout", f"The request was not answered within its {seconds:g} s: it was cancelled")
 
 
+def too_slow(part: str, seconds: float) -> ApiError:
+    """The client has stopped in the middle of its request."""
+    message = f"The request's {part} did not come within {seconds:g} s"
+    return ApiError(408, "timeout", message, headers={"Connection": "close"})
+
+
 def failed(message: str) -> ApiError:
     """A step failed in the engine: TGI's 424."""
     return ApiError(424, "generation", f"Request failed during generation: {message}")
@@ -152,6 +158,10 @@ def _of_starlette(request: Request, error: HTTPException) -> ApiError:
     if error.status_code == 405:  # the router names the methods of the first route with this path alone
         methods = request.app.openapi()["paths"].get(request.url.path, {})
         headers["Allow"] = ", ".join(method.upper() for method in sorted(methods)) or headers["Allow"]
+    if error.status_code == 400:  # the reason is in no language of ours: a decoder's, or too deep a recursion
+        return ApiError(
+            400, "validation", "The body is not JSON: send UTF-8, not compressed, not nested deeply", "body"
+        )
     return ApiError(error.status_code, kinds.get(error.status_code, "validation"), message, headers=headers)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,8 +27,8 @@ class Admission:
         """Hold that many places. Raises the 429, or a 422 where they are more than there are."""
         if wanted > self.limit:
             raise errors.invalid(
-                f"the request asks for {wanted} sequences, the server runs at most {self.limit} "
-                "(max_concurrent_requests): ask for fewer"
+                f"the request asks for {wanted} sequences, `prompt` times `n` or `best_of`, and the server runs at most "
+                f"{self.limit} (max_concurrent_requests): ask for fewer"
             )
         if self.taken + wanted > self.limit:
             raise errors.overloaded(self.limit)
@@ -52,8 +53,12 @@ def seconds_allowed(request: Request, default: float | None) -> float | None:
     return seconds if default is None else min(seconds, default)
 
 
+BODY_SECONDS = 60.0
+"""For the whole body of a request."""
+
+
 class PayloadLimit:
-    """Refuses bodies that are too long: at their header, or as soon as they are longer."""
+    """Refuses bodies that are too long, at their header or as soon as they are longer, and those that do not come."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self.app, self.limit = app, limit
@@ -67,11 +72,17 @@ class PayloadLimit:
         if announced.isdecimal() and int(announced) > self.limit:
             await errors.response(scope["path"], self._too_large())(scope, receive, send)
             return
-        read = 0
+        read, whole = 0, False
+        ends = asyncio.get_running_loop().time() + BODY_SECONDS
 
         async def counted() -> Message:
-            nonlocal read
-            message = await receive()
+            nonlocal read, whole
+            try:
+                async with asyncio.timeout_at(None if whole else ends):
+                    message = await receive()
+            except TimeoutError:
+                raise errors.too_slow("body", BODY_SECONDS) from None
+            whole = not message.get("more_body", False)
             read += len(message.get("body", b""))
             if read > self.limit:
                 raise self._too_large()

@@ -20,8 +20,11 @@ Several = Annotated[list[Item], Field(min_length=1)]
 Tokens = Annotated[int | None, Field(gt=0, le=2**31 - 1)]
 
 
+MOST_BIASES = 1024
+"""Of a request: each costs every step of it."""
 _BIASES = {
     "type": "object",
+    "maxProperties": MOST_BIASES,
     "propertyNames": {"pattern": "^[0-9]{1,10}$"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
 }
@@ -42,7 +45,7 @@ class StreamOptions(Body):
 class CommonRequest(Body):
     """What chats and completions share; some fields are octavo's own."""
 
-    model: str | None = Field(default=None, description="Any name is taken: this server has one model.")
+    model: Text | None = Field(default=None, description="Any name is taken: this server has one model.")
     max_tokens: Tokens = Field(default=None, description="Unset: up to the server's limit.")
     temperature: float | None = Field(
         default=None, ge=0, le=100, description="0: the likeliest token each time. Default 1."
@@ -57,7 +60,7 @@ class CommonRequest(Body):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="The same seed, the same tokens.")
     frequency_penalty: Penalty = None
     presence_penalty: Penalty = None
-    logit_bias: Annotated[dict[str, Bias], WithJsonSchema(_BIASES)] | None = Field(
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MOST_BIASES), WithJsonSchema(_BIASES)] | None = Field(
         default=None, description="By token id."
     )
     top_k: int | None = Field(default=None, ge=-1, le=2**31 - 1, description="octavo's own; 0 and -1: off.")

@@ -15,12 +15,15 @@ import uvloop
 
 from octavo.async_engine import AsyncEngine
 from octavo.server.app import create_app
+from octavo.server.protocol import Protocol
 from octavo.settings import Settings, SettingsError
 
 logger = logging.getLogger(__name__)
 
 _LAST_SECONDS = 5.0
 """After the grace time, for the last answers to reach their clients."""
+STALLED_SECONDS = 120.0
+"""After which a client is gone that takes nothing of what it was sent, or whose machine does not answer."""
 
 
 Visit = Callable[[str], bool]
@@ -44,7 +47,16 @@ def _bound(settings: Settings) -> socket.socket:
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
         raise SettingsError(f"host is {settings.host} and port {settings.port}: {error.strerror or error}") from None
+    _let_go_of_the_dead(listener)
     return listener
+
+
+def _let_go_of_the_dead(listener: socket.socket) -> None:
+    """A client whose machine went without a word holds its place as long as the kernel takes it for alive."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in ("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_USER_TIMEOUT", int(1000 * STALLED_SECONDS)):
+        if (option := getattr(socket, name, None)) is not None:  # what the system has of them; connections inherit it
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def _serve(settings: Settings, listener: socket.socket, visit: Visit | None) -> int:
@@ -86,7 +98,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(engine, settings),
-                http="httptools",
+                http=Protocol,
                 lifespan="off",
                 log_config=None,
                 access_log=False,

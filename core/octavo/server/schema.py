@@ -10,6 +10,7 @@ import msgspec
 from fastapi import FastAPI
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from octavo.server.auth import is_open
 from octavo.server.errors import ErrorBody, OpenAIErrorBody
 
 
@@ -51,6 +52,7 @@ _ERRORS = {
     400: "The body is not JSON.",
     401: "No API key, or a wrong one.",
     403: "Another API key may do it.",
+    408: "The body did not come within a minute.",
     413: "The body is longer than payload_limit.",
     422: "A field is wrong; the message names it.",
     424: "A step failed in the engine.",
@@ -100,15 +102,21 @@ def responses(
     return said
 
 
-def describe(app: FastAPI, structs: Sequence[type[msgspec.Struct]]) -> None:
-    """Put the responses' structs into the app's OpenAPI description."""
+def describe(app: FastAPI, structs: Sequence[type[msgspec.Struct]], *, keys: bool) -> None:
+    """Put the responses' structs into the app's OpenAPI description, and which routes need an API key if there are any."""
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             described = plain()
             _, schemas = msgspec.json.schema_components(structs, ref_template="#/components/schemas/{name}")
-            described.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+            components = described.setdefault("components", {})
+            components.setdefault("schemas", {}).update(schemas)
+            if keys:
+                components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+                for path, methods in described["paths"].items():
+                    for method, operation in methods.items():
+                        operation["security"] = [] if is_open(path, method.upper()) else [{"key": []}]
         assert app.openapi_schema is not None
         return app.openapi_schema
 

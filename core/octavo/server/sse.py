@@ -84,9 +84,12 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         try:
-            async with asyncio.timeout(self._seconds):
-                async for data in self._events:
-                    await self._write(send, data)
+            try:
+                async with asyncio.timeout(self._seconds):
+                    async for data in self._events:
+                        await self._write(send, data)
+            finally:  # before anything more is sent: whoever does not read holds nothing any longer
+                await self._events.aclose()
         except Exception as error:
             known = errors.timed_out(self._seconds or 0) if isinstance(error, TimeoutError) else errors.of_engine(error)
             if not self._started:
@@ -94,8 +97,6 @@ class EventStream(Response):
             if known is None:
                 logger.exception("a stream failed")
             await self._write(send, self._error_event(known or errors.bug()))
-        finally:
-            await self._events.aclose()
         await self._write(send, b"", more=False)
 
     async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
