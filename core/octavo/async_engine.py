@@ -167,10 +167,13 @@ class AsyncEngine:
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
         await self.close()
 
-    async def close(self) -> None:
-        """End the process; requests that still run raise EngineDied. May be called at any time, and again."""
+    async def close(self, seconds: float = STOP_SECONDS) -> None:
+        """End the process, which has so long to end by itself; requests that still run raise EngineDied.
+
+        May be called at any time, and again.
+        """
         self.draining = True
-        await self._supervisor.close(STOP_SECONDS)
+        await self._supervisor.close(seconds)
         self._fail_all(self._supervisor.down)
 
     async def __aenter__(self) -> AsyncEngine:

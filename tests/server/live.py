@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -19,6 +20,9 @@ from octavo.async_engine import AsyncEngine
 from octavo.server.run import Server
 from octavo.server.service import Service
 from octavo.settings import Settings
+
+ORIGIN = "https://pages.example"
+"""Whose pages may call the server with tight limits."""
 
 
 @dataclass
@@ -47,6 +51,20 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < ends
         time.sleep(0.005)  # leaves the core to those who are asked; it is not what makes the answer come true
+
+
+def key(name: str) -> dict[str, str]:
+    """The header that brings it."""
+    return {"Authorization": f"Bearer {name}"}
+
+
+def hung(server: Live, route: str, body: dict[str, Any]) -> socket.socket:
+    """A connection that has asked, and reads nothing."""
+    connection = connect(server)
+    data = json.dumps(body).encode()
+    head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+    connection.sendall(f"{head}Authorization: Bearer first-key\r\n\r\n".encode() + data)
+    return connection
 
 
 def connect(server: Live) -> socket.socket:

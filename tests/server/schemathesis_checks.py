@@ -11,7 +11,7 @@ _WITHOUT_FIELD = ("body", "X-Request-Timeout")
 
 
 @schemathesis.check
-def names_the_field(ctx: CheckContext, response: Response, case: Case) -> None:
+def names_the_field(ctx: CheckContext, response: Response, case: Case[Any]) -> None:
     """A 400 or 422 says which field it is about, by a name that the body's description has."""
     if response.status_code not in (400, 422):
         return

@@ -27,7 +27,24 @@ JSON = {"Content-Type": "application/json"}
 # Every field of every route, as the description has them
 
 HALF, NAN = "\ud800", float("nan")
-VALUES = ({}, [], [[]], "text", "", 1.5, -1.5, True, 0, -1, 10**30, -(10**400), float("inf"), float("-inf"), NAN, HALF)
+VALUES: tuple[Any, ...] = (
+    {},
+    [],
+    [[]],
+    "text",
+    "",
+    1.5,
+    -1.5,
+    True,
+    0,
+    -1,
+    10**30,
+    -(10**400),
+    float("inf"),
+    float("-inf"),
+    NAN,
+    HALF,
+)
 NEVER = (float("inf"), float("-inf"), NAN, HALF)
 """No field takes these, whatever JSON schema says of them."""
 
@@ -198,7 +215,7 @@ GARBAGE = {
     "a huge length": b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n",
     "two lengths": b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
     "a chunk of no size": b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
-    "length and chunks": b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "length and chunks": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
     "endless headers": b"GET /info HTTP/1.1\r\nHost: x\r\n" + b"X-More: a\r\n" * 100_000,
     "an endless header": b"GET /info HTTP/1.1\r\nHost: x\r\nX-More: " + b"a" * 1_000_000,
     "an endless path": b"GET /" + b"a" * 1_000_000,

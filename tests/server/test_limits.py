@@ -1,7 +1,6 @@
 """A server with keys and tight limits: who gets in, how many at once, and what is left when a client goes."""
 
 import json
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -9,30 +8,17 @@ from typing import Any
 import httpx
 import pytest
 
-from tests import checkpoints
 from tests.checkpoints import EOS
-from tests.server.live import Live, connect, live, until
+from tests.server.live import ORIGIN, Live, hung, key, until
 
-ORIGIN = "https://pages.example"
 LONG: dict[str, Any] = {"prompt": "count", "max_tokens": 32_000, "logit_bias": {str(EOS): -100}, "stream": True}
 """Longer than any test waits: its end is always the client's doing, or the deadline's."""
 SHORT = {"inputs": "count", "parameters": {"max_new_tokens": 2}}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    with live(
-        checkpoints.make("llama", tmp_path_factory.mktemp("long"), max_position_embeddings=32_768),
-        max_batch_total_tokens=65_536,
-        api_key="first-key, second-key",
-        cors_allow_origin=ORIGIN,
-        max_concurrent_requests=2,
-        max_batch_size=1,
-        payload_limit=10_000,
-        block_size=16,
-        max_queue_seconds=3600,
-    ) as running:
-        yield running
+@pytest.fixture
+def server(tight: Live) -> Live:
+    return tight
 
 
 @pytest.fixture
@@ -40,10 +26,6 @@ def http(server: Live) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=120, headers=key("first-key")) as client:
         yield client
     until(lambda: server.held() == (0, 0) and server.service.admission.taken == 0)
-
-
-def key(name: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {name}"}
 
 
 def test_every_route_but_health_needs_a_key(server: Live) -> None:
@@ -213,15 +195,6 @@ def test_a_request_that_waits_too_long(
 def failures(http: httpx.Client, kind: str) -> float:
     text = http.get("/metrics").text
     return float(next((line.split()[-1] for line in text.splitlines() if f'failure{{err="{kind}"}}' in line), 0))
-
-
-def hung(server: Live, route: str, body: dict[str, Any]) -> socket.socket:
-    """A connection that has asked, and reads nothing."""
-    connection = connect(server)
-    data = json.dumps(body).encode()
-    head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-    connection.sendall(f"{head}Authorization: Bearer first-key\r\n\r\n".encode() + data)
-    return connection
 
 
 @pytest.mark.parametrize("streaming", [False, True])

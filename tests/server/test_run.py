@@ -184,13 +184,14 @@ def test_a_port_in_use_is_told_before_the_model_is_read(monkeypatch: pytest.Monk
 def test_a_client_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the kernel, also while the client's own machine still answers."""
     monkeypatch.setattr(server_run, "STALLED_SECONDS", 0.1)
-    with server_run._bound(Settings(host="127.0.0.1", port=0)) as listener:
-        with socket.create_connection(listener.getsockname()) as client, listener.accept()[0] as connection:
-            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-            with pytest.raises(OSError, match="timed out"):
-                while True:
-                    connection.send(bytes(1_000_000))
-            assert client.fileno() >= 0
+    with (
+        server_run._bound(Settings(host="127.0.0.1", port=0)) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as connection,
+    ):
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        with pytest.raises(OSError, match="timed out"):
+            connection.sendall(bytes(2**28))
 
 
 def test_without_its_libraries_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,8 @@ def test_a_body_that_is_none(http: httpx.Client, route: str, body: bytes) -> Non
 OPENAI_WRONG: list[tuple[str, Any]] = [
     ("n", 0), ("n", 3), ("n", "1"), ("max_tokens", 0), ("max_tokens", -1), ("temperature", -0.1), ("top_p", 1.1),
     ("stop", [""]), ("stop", ["a"] * 5), ("stop", 1), ("logit_bias", {"a": 1}), ("logit_bias", {"1": 101}),
-    ("logit_bias", []), ("logit_bias", {"100000": 1}), ("seed", "a"), ("presence_penalty", 3), ("stream", "yes"),
+    ("logit_bias", []), ("logit_bias", {"100000": 1}), ("logit_bias", {"2147483648": 1}), ("seed", "a"),
+    ("presence_penalty", 3), ("stream", "yes"),
     ("stream_options", 1), ("cache_salt", "a" * 257), ("response_format", {"type": "json_object"}),
 ]  # fmt: skip
 

@@ -27,8 +27,8 @@ class Admission:
         """Hold that many places. Raises the 429, or a 422 where they are more than there are."""
         if wanted > self.limit:
             raise errors.invalid(
-                f"the request asks for {wanted} sequences, `prompt` times `n` or `best_of`, and the server runs at most "
-                f"{self.limit} (max_concurrent_requests): ask for fewer"
+                f"the request asks for {wanted} sequences, `prompt` times `n` or `best_of`, and the server runs at "
+                f"most {self.limit} (max_concurrent_requests): ask for fewer"
             )
         if self.taken + wanted > self.limit:
             raise errors.overloaded(self.limit)

@@ -191,6 +191,6 @@ def sampling(asked: CommonRequest, settings: Settings, top: int | None, best_of:
 
 def _bias(biases: dict[str, float]) -> dict[int, float]:
     for token in biases:
-        if not token.isdecimal() or len(token) > 10:
+        if not token.isdecimal() or len(token) > 10 or int(token) >= 2**31:
             raise invalid(f"`logit_bias` takes token ids for keys. Given: {token[:40]!r}", "logit_bias")
     return {int(token): bias for token, bias in biases.items()}

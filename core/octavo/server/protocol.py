@@ -1,10 +1,10 @@
-"""HTTP as uvicorn speaks it, with limits on what comes before a body: a client that never ends its headers is let go."""
+"""HTTP as uvicorn speaks it, and limits on what comes before a body: who never ends the headers is let go."""
 
 from __future__ import annotations
 
 import asyncio
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.server import errors
 
@@ -71,7 +71,8 @@ class Protocol(HttpToolsProtocol):
 
     def _refuse(self, error: errors.ApiError) -> None:
         """Ends the connection; the reason is told unless another answer is under way."""
-        if self.cycle is None or self.cycle.response_complete:
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete:
             body = errors.body("/", error)
             head = f"HTTP/1.1 {error.status_code} \r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             self.transport.write(f"{head}Connection: close\r\n\r\n".encode() + body)

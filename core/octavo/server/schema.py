@@ -103,7 +103,7 @@ def responses(
 
 
 def describe(app: FastAPI, structs: Sequence[type[msgspec.Struct]], *, keys: bool) -> None:
-    """Put the responses' structs into the app's OpenAPI description, and which routes need an API key if there are any."""
+    """Put into the app's OpenAPI description the responses' structs, and what needs an API key if there are any."""
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:
