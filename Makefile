@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format settings docs check clean
+.PHONY: help demo test soak lint format settings docs check clean
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
@@ -15,6 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@echo "make demo      install octavo into .venv, serve the demo model, show an answer (CHECK=1: end then)"
 	@echo "make test      install what the tests need and run them"
+	@echo "make soak      half an hour of clients that cancel, stall and send too much, while the engine is killed"
 	@echo "make lint      ruff (format and rules), mypy --strict, the import contracts"
 	@echo "make format    let ruff rewrite what it can"
 	@echo "make settings  write docs/settings.md anew, from the settings' source"
@@ -32,6 +33,11 @@ demo: .venv/octavo
 test: .venv/octavo-dev
 	@echo "==> Running the tests"
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
+
+# SOAK_ARGS='--minutes 5 --seed 7 --json soak.json --log server.log' for another one.
+soak: .venv/octavo-dev
+	@echo "==> Soaking the server"
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE COMPILE=0 $(BIN)/python -m tests.soak $(SOAK_ARGS)
 
 lint: .venv/octavo-dev
 	@echo "==> ruff"

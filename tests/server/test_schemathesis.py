@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Note
 from tests.server.live import Live, live
 
 EXAMPLES = os.environ.get("OCTAVO_SCHEMATHESIS_EXAMPLES", "10")
@@ -27,7 +28,7 @@ def small(folder: Path) -> Iterator[Live]:
 
 
 @pytest.mark.timeout(3600)
-def test_every_route_is_as_described(small: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_route_is_as_described(small: Live, tmp_path: Path, note: Note) -> None:
     report = tmp_path / "report.json"
     command = [
         "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run", f"{small.url}/openapi.json", "-n", EXAMPLES,
@@ -41,8 +42,7 @@ def test_every_route_is_as_described(small: Live, tmp_path: Path, capsys: pytest
     found = json.loads(report.read_text(encoding="utf-8"))
     paths = small.http.config.app.openapi()["paths"]  # type: ignore[union-attr]
     assert found["operations"]["tested"] == sum(map(len, paths.values()))
-    with capsys.disabled():
-        print(f"\n    schemathesis: {found['test_cases']['generated']} examples", end="")  # noqa: T201
+    note(f"{found['test_cases']['generated']} examples")
     assert found["test_cases"]["generated"] > 100 * len(paths)
     assert small.held() == (0, 0)
     assert small.service.admission.taken == 0

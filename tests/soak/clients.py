@@ -18,6 +18,7 @@ from tests.soak.served import KEYS, PAYLOAD_LIMIT, PLACES, TOTAL_TOKENS, Served
 PATIENCE = 120.0
 """Seconds after which a request was forgotten."""
 MOST_FAULTS = 50
+_LATER = ("overloaded", "queue_timeout")
 
 
 class Fault(Exception):
@@ -75,8 +76,8 @@ class Clients:
     async def refused(self, response: Response, since: float, body: bytes | None = None) -> str:
         """How a request that is right may fail."""
         kind, message = told(json.loads(await response.whole() if body is None else body))
-        if response.status == 429 and kind == "overloaded" and response.headers.get("retry-after") == "1":
-            return "429 overloaded"
+        if response.status == 429 and kind in _LATER and response.headers.get("retry-after") == "1":
+            return f"429 {kind}"
         if response.status == 503 and kind == "engine_died" and self.server.was_down(since):
             await asyncio.sleep(self.chance.random() * int(response.headers["retry-after"]))
             return "503 engine_died"
