@@ -175,7 +175,7 @@ class Session:
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Held by whoever touches the engine or a generation."""
 
-    def submit(self, generation: Generation, processors: Sequence[LogitsProcessor] = ()) -> None:
+    def submit(self, generation: Generation, processors: Sequence[Sequence[LogitsProcessor]] = ()) -> None:
         """Queue a prompt. Raises RequestRefused if the engine can never serve it; then nothing of it is queued."""
         with self.lock:
             ids = self.engine.submit_all(generation.output.prompt_token_ids, generation.params, processors=processors)

@@ -12,7 +12,7 @@ is a promise for years: there are no more than are needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -40,6 +40,10 @@ class LogitsProcessor(Protocol):
         `output_ids` are the tokens generated so far, not to be changed.
         """
         ...
+
+
+class GrammarRefused(ValueError):
+    """A request's grammar cannot be enforced, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +127,15 @@ def octavo_rank_backends(spec: AttentionSpec, device: Device, names: Sequence[st
 
 
 @hookspec
-def octavo_logits_processors(params: Any, tokenizer: Any) -> LogitsProcessor | None:
-    """A processor for one new request, or None to leave it alone. Those of all plugins are applied one after another.
+def octavo_logits_processors(params: Any, tokenizer: Any, end_ids: Set[int]) -> LogitsProcessor | None:
+    """A processor for one new sequence, or None to leave it alone. Those of all plugins are applied one after another.
 
-    `params`: the request's `octavo.SamplingParams`; `tokenizer`: the model's, as transformers loads it.
+    `params`: the request's `octavo.SamplingParams`; `tokenizer`: the model's, as transformers loads it, None if it has
+    none; `end_ids`: the model's own end-of-sequence tokens. Called once for each of a request's sequences.
+
+    A processor that makes the sequence obey `params.grammar` says so with an attribute `grammar` that equals it; a
+    request whose grammar no processor enforces is refused. Raise GrammarRefused where it cannot be. The server asks for
+    processors too, to check grammars before they reach the engine, and there without a tokenizer and end tokens.
     """
     return None
 

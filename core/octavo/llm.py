@@ -116,7 +116,7 @@ class LLM:
                 try:
                     generation = self._generation(prompt, wanted, streaming)
                     generations.append(generation)
-                    self._session.submit(generation, self.plugins.logits_processors(wanted, self.tokenizer))
+                    self._session.submit(generation, self.engine.logits_processors(wanted, self.tokenizer))
                 except ValueError as error:
                     raise RequestRefused(f"prompt {number}: {error}") from None
         except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import Distribution, EntryPoint, distributions
@@ -17,7 +17,8 @@ from octavo import __version__, hooks
 from octavo.attention.check import check_backend, check_device, describe
 from octavo.attention.contract import AttentionBackend, AttentionSpec
 from octavo.attention.device import BUILT_IN, Device
-from octavo.hooks import HOOKS, PROJECT, LogitsProcessor, RequestSummary, StepStats
+from octavo.grammar import Grammar
+from octavo.hooks import HOOKS, PROJECT, GrammarRefused, LogitsProcessor, RequestSummary, StepStats
 
 logger = logging.getLogger(__name__)
 
@@ -110,14 +111,18 @@ class Plugins:
             self._fault_once(origin, "octavo_rank_backends", error)
         return None
 
-    def logits_processors(self, params: Any, tokenizer: Any) -> list[LogitsProcessor]:
-        """The processors for one request, in the order of the plugins."""
-        processors = []
-        for origin, answer in self._ask("octavo_logits_processors", params=params, tokenizer=tokenizer):
+    def logits_processors(self, params: Any, tokenizer: Any, end_ids: Set[int] = frozenset()) -> list[LogitsProcessor]:
+        """The processors for one sequence, in the order of the plugins. Raises GrammarRefused."""
+        processors: list[LogitsProcessor] = []
+        arguments = {"params": params, "tokenizer": tokenizer, "end_ids": end_ids}
+        for origin, answer in self._ask("octavo_logits_processors", **arguments):
             if callable(answer):
                 processors.append(answer)
             else:
                 self._fault_once(origin, "octavo_logits_processors", TypeError(f"{answer!r} cannot be called"))
+        grammar: Grammar | None = getattr(params, "grammar", None)
+        if grammar is not None and all(getattr(one, "grammar", None) != grammar for one in processors):
+            raise GrammarRefused("no installed plugin enforces grammars: pip install 'octavo[grammar]'")
         return processors
 
     def watched(self, hook: str) -> bool:
@@ -188,6 +193,8 @@ class Plugins:
         for origin, caller in self._callers[hook]:
             try:
                 answer = caller(**arguments)
+            except GrammarRefused:
+                raise
             except Exception as error:
                 self._fault_once(origin, hook, error)
                 continue

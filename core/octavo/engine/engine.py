@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -18,10 +19,13 @@ from octavo.engine.runner import Runner, StepResult
 from octavo.engine.sampler import TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import RequestRefused, Schedule, Scheduler
-from octavo.engine.step import Step, build
-from octavo.hooks import LogitsProcessor, StepStats
+from octavo.engine.step import Processed, Step, build
+from octavo.hooks import GrammarRefused, LogitsProcessor, StepStats
 from octavo.kv.node import Namespace
 from octavo.plugins import Plugins
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +65,8 @@ class Engine:
     last_step: StepStats | None = None
     """What the latest step did, and how things stood after it."""
     _requests: dict[int, Request] = field(default_factory=dict)
-    _processors: dict[int, Sequence[LogitsProcessor]] = field(default_factory=dict)
+    _processed: dict[int, Processed] = field(default_factory=dict)
+    """Requests with logits processors."""
     _ids: itertools.count[int] = field(default_factory=itertools.count)
 
     def submit(
@@ -86,7 +91,7 @@ class Engine:
         self.scheduler.submit(request)
         self._requests[request.id] = request
         if processors:
-            self._processors[request.id] = processors
+            self._processed[request.id] = Processed(processors)
         return request.id
 
     def submit_all(
@@ -95,10 +100,12 @@ class Engine:
         params: SamplingParams,
         *,
         namespace: Namespace | None = None,
-        processors: Sequence[LogitsProcessor] = (),
+        processors: Sequence[Sequence[LogitsProcessor]] = (),
         label: Label = NO_LABEL,
     ) -> list[int]:
         """Queue the `best_of` (or `n`) sequences of a prompt and return their ids; they share the prompt's blocks.
+
+        processors: those of each sequence, which share none: they may remember what they saw.
 
         Raises RequestRefused, and queues none, if they can never be served.
         """
@@ -108,7 +115,7 @@ class Engine:
         return [
             self.submit(
                 prompt, others if index else params, seed=seed + (index << 64), namespace=namespace,
-                processors=processors, label=label,
+                processors=processors[index] if processors else (), label=label,
             )
             for index in range(params.sequences)
         ]  # fmt: skip
@@ -144,6 +151,14 @@ class Engine:
             self.scheduler.cancel(request)
             self._forget(request, reason)
 
+    def logits_processors(
+        self, params: SamplingParams, tokenizer: PreTrainedTokenizerBase | None
+    ) -> list[list[LogitsProcessor]]:
+        """The plugins' processors for each of a request's sequences. Raises GrammarRefused."""
+        if params.grammar is not None and tokenizer is None:
+            raise GrammarRefused("grammar is not for a model that has no tokenizer: leave it out")
+        return [self.plugins.logits_processors(params, tokenizer, self.end_ids) for _ in range(params.sequences)]
+
     @property
     def busy(self) -> bool:
         """Is there anything to run?"""
@@ -170,7 +185,7 @@ class Engine:
 
     def _run(self, schedule: Schedule) -> list[Output]:
         try:
-            step = build(schedule, self.scheduler.kv.block_size, self._processors)
+            step = build(schedule, self.scheduler.kv.block_size, self._processed)
             result = self.runner.run(step)
         except Exception as error:
             fields = {"request_ids": sorted({row.request.label.name for row in schedule.rows})}
@@ -223,5 +238,5 @@ class Engine:
 
     def _forget(self, request: Request, reason: FinishReason) -> None:
         self._requests.pop(request.id, None)
-        self._processors.pop(request.id, None)
+        self._processed.pop(request.id, None)
         tell_request(self.plugins, request, reason)

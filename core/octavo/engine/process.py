@@ -13,6 +13,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,8 @@ from octavo.engine.request import FinishReason, Label
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.snapshot import Totals, snapshot
 from octavo.engine.wire import pack, prompt_tokens
+from octavo.grammar import JsonObject
+from octavo.hooks import GrammarRefused, LogitsProcessor
 from octavo.kv.node import Namespace
 from octavo.models.load import LoadedModel
 from octavo.plugins import plugins as installed_plugins
@@ -54,6 +58,9 @@ class Service:
         self._socket = socket
         self._tokenizer = tokenizer
         self._totals = Totals()
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._compiling: list[tuple[messages.Submit, SamplingParams, Future[list[list[LogitsProcessor]]]]] = []
+        """Requests whose grammar is being compiled: a large one takes longer than a step, and no step waits for it."""
 
     def run(self) -> None:
         """Serve until the client says stop. Raises what a step raises that the engine cannot survive."""
@@ -62,10 +69,11 @@ class Service:
 
     def turn(self) -> None:
         """Take what has arrived, waiting for something if there is nothing to run; then run a step."""
-        patience = 0 if self.engine.busy else None
+        patience = 0 if self.engine.busy else 1 if self._compiling else None
         while not self.stopped and self._socket.poll(patience):
             self._take(self._socket.recv())
             patience = 0
+        self._queue_compiled()
         if self.engine.busy and not self.stopped:
             self._step()
 
@@ -90,7 +98,7 @@ class Service:
             return
         match message:
             case messages.Submit():
-                self._send(self._submit(message))
+                self._submit(message)
             case messages.Cancel():
                 reason = FinishReason.STOP if message.reason == FinishReason.STOP else FinishReason.CANCELLED
                 self.engine.cancel(message.sequence, reason)
@@ -103,23 +111,44 @@ class Service:
             case messages.Start():
                 self._send(messages.Invalid("the engine has started already"))
 
-    def _submit(self, message: messages.Submit) -> messages.Accepted | messages.Refused:
+    def _submit(self, message: messages.Submit) -> None:
+        with self._refusing(message):
+            params = _params.decode(message.params)
+            if params.grammar is None:
+                self._queue(message, params, self.engine.logits_processors(params, self._tokenizer))
+            else:
+                compiling = self._compiler.submit(self.engine.logits_processors, params, self._tokenizer)
+                self._compiling.append((message, params, compiling))
+
+    def _queue_compiled(self) -> None:
+        done = [one for one in self._compiling if one[2].done()]
+        self._compiling = [one for one in self._compiling if one not in done]
+        for message, params, compiled in done:
+            with self._refusing(message):
+                self._queue(message, params, compiled.result())
+
+    def _queue(
+        self, message: messages.Submit, params: SamplingParams, processors: Sequence[Sequence[LogitsProcessor]]
+    ) -> None:
+        sequences = self.engine.submit_all(
+            prompt_tokens(message.prompt),
+            params,
+            namespace=Namespace(tenant=message.tenant, salt=message.cache_salt),
+            processors=processors,
+            label=Label(message.label, message.trace),
+        )
+        self._send(messages.Accepted(message.ticket, sequences))
+
+    @contextlib.contextmanager
+    def _refusing(self, message: messages.Submit) -> Iterator[None]:
         """Whatever is wrong with a request is its own affair."""
         try:
-            params = _params.decode(message.params)
-            sequences = self.engine.submit_all(
-                prompt_tokens(message.prompt),
-                params,
-                namespace=Namespace(tenant=message.tenant, salt=message.cache_salt),
-                processors=self.engine.plugins.logits_processors(params, self._tokenizer),
-                label=Label(message.label, message.trace),
-            )
+            yield
         except (ValueError, msgspec.MsgspecError) as error:
-            return messages.Refused(message.ticket, str(error))
+            self._send(messages.Refused(message.ticket, str(error)))
         except Exception as error:
             logger.exception("a request could not be queued")
-            return messages.Refused(message.ticket, f"{type(error).__name__}: {error}")
-        return messages.Accepted(message.ticket, sequences)
+            self._send(messages.Refused(message.ticket, f"{type(error).__name__}: {error}"))
 
     def _send(self, message: object) -> None:
         self._socket.send(messages.encode(message), zmq.NOBLOCK)
@@ -166,6 +195,8 @@ def _serve(socket: zmq.Socket[bytes]) -> None:
     settings.tell_plugins()
     plugins = installed_plugins()
     loaded, built = open_engine(settings, plugins)
+    with contextlib.suppress(GrammarRefused):  # what the first grammar would wait for is got ready now
+        built.engine.logits_processors(SamplingParams(grammar=JsonObject()), loaded.tokenizer)
     socket.send(messages.encode(messages.Ready(describe(settings, loaded, built))))
     service = Service(built.engine, socket, loaded.tokenizer)
     if settings.max_queue_seconds is not None:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from octavo.grammar import Grammar
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """How the tokens of one request are chosen, and when it ends.
@@ -30,6 +32,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         include_stop_text.
     stop_token_ids: ids that end the sequence, besides the model's own, which ignore_eos switches off.
     logprobs, prompt_logprobs: k returns log-probabilities of the chosen (the prompt's) and the k likeliest tokens.
+    grammar: what the text must look like (see `octavo.grammar`): it ends where it must, and the sequence with it; not
+        together with min_tokens or ignore_eos. The plugin of the extra `grammar` enforces it.
     n, best_of: completions returned; best_of are generated and the n of highest mean token log-probability returned.
     """
 
@@ -52,6 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
     n: int = 1
     best_of: int | None = None
 
@@ -95,6 +100,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 f"best_of={self.best_of} is less than n={self.n}, the completions returned of those generated: "
                 f"raise best_of, lower n or leave best_of out"
             )
+        for field, plain in (("min_tokens", 0), ("ignore_eos", False)):
+            if self.grammar is not None and (value := getattr(self, field)) != plain:
+                raise ValueError(
+                    f"{field}={value} does not go with grammar, which says itself where the text ends: "
+                    f"leave one of them out"
+                )
 
 
 class _Range(NamedTuple):
@@ -132,6 +143,12 @@ def _refusal(field: str, value: object, allowed: str, way_out: str) -> ValueErro
 def _flag(field: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise _refusal(field, value, "True or False", "a word or a number is not taken for one")
+    return value
+
+
+def _grammar(field: str, value: Any) -> Grammar | None:
+    if not isinstance(value, Grammar | None):
+        raise _refusal(field, value, "one of octavo.grammar's kinds", "None leaves the text free")
     return value
 
 
@@ -184,6 +201,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "skip_special_tokens": _flag,
     "logprobs": _Range(0, _MOST, "None returns none, 0 the chosen token's alone", optional=True).whole,
     "prompt_logprobs": _Range(0, _MOST, "None returns none, 0 the prompt tokens' alone", optional=True).whole,
+    "grammar": _grammar,
     "n": _Range(1, _MOST, "1 returns one completion").whole,
     "best_of": _Range(1, _MOST, "None generates the n that are returned and no more", optional=True).whole,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,11 +53,20 @@ class Step:
     """(sampling row, processor, generated tokens)."""
 
 
-Processors = Mapping[int, Sequence[LogitsProcessor]]
-"""Logits processors by request id."""
+@dataclass(slots=True)
+class Processed:
+    """The logits processors of a request, and its generated tokens as they are told them."""
+
+    processors: Sequence[LogitsProcessor]
+    output_ids: list[int] = field(default_factory=list)
+
+    def told(self, generated: NDArray[np.int32]) -> list[int]:
+        """All generated tokens; only those that came since are converted, so that a step costs no more later on."""
+        self.output_ids += generated[len(self.output_ids) :].tolist()
+        return self.output_ids
 
 
-def build(schedule: Schedule, block_size: int, processors: Processors) -> Step:
+def build(schedule: Schedule, block_size: int, processed: Mapping[int, Processed]) -> Step:
     """Turn a schedule into arrays. The scheduled rows that sample keep their order."""
     rows = schedule.rows
     starts = np.zeros(len(rows) + 1, dtype=np.int32)
@@ -82,9 +91,10 @@ def build(schedule: Schedule, block_size: int, processors: Processors) -> Step:
         sampling=build_batch([_sampling_row(row.request) for row in sampling]),
         prompts=prompts,
         processors=[
-            (index, processor, row.request.generated.tolist())
+            (index, processor, one.told(row.request.generated))
             for index, row in enumerate(sampling)
-            for processor in processors.get(row.request.id, ())
+            if (one := processed.get(row.request.id)) is not None
+            for processor in one.processors
         ],
     )
 

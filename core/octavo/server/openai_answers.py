@@ -76,11 +76,27 @@ class ChoiceLogprobs(msgspec.Struct):
     refusal: None = None
 
 
-class ChatMessage(msgspec.Struct):
-    """The answer of a chat."""
+class FunctionCall(msgspec.Struct):
+    """What to call, with which arguments, as JSON."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    """A call that the model wants made."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(msgspec.Struct):
+    """The answer of a chat; without content there are calls."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -89,7 +105,7 @@ class ChatChoice(msgspec.Struct):
     index: int
     message: ChatMessage
     logprobs: ChoiceLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(msgspec.Struct):
@@ -104,11 +120,28 @@ class ChatCompletion(msgspec.Struct):
     object: Literal["chat.completion"] = "chat.completion"
 
 
+class FunctionCallDelta(msgspec.Struct, omit_defaults=True):
+    """The name comes whole, arguments in pieces."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    """The next piece of a call; id, type and name come first, and once."""
+
+    index: int
+    function: FunctionCallDelta
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+
+
 class Delta(msgspec.Struct, omit_defaults=True):
     """What is new; the role comes once."""
 
     content: str | msgspec.UnsetType = msgspec.UNSET
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(msgspec.Struct):
@@ -117,7 +150,7 @@ class ChunkChoice(msgspec.Struct):
     index: int
     delta: Delta
     logprobs: ChoiceLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
 
 
 class ChatCompletionChunk(msgspec.Struct):

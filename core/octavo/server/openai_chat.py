@@ -7,21 +7,23 @@ from collections.abc import AsyncGenerator
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from octavo import SamplingParams
+from octavo.grammar import ToolCalls
 from octavo.outputs import Completion
+from octavo.server.chat_answers import Deltas, finish_reason, message
 from octavo.server.meter import Meter
-from octavo.server.openai import Head, chat_logprobs, encode, reason, respond, usage
+from octavo.server.openai import Head, chat_logprobs, encode, respond, usage
 from octavo.server.openai_answers import (
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
-    ChatMessage,
     ChunkChoice,
-    Delta,
 )
 from octavo.server.openai_schema import ChatRequest, sampling
 from octavo.server.schema import responses
 from octavo.server.service import Caller, Service, result, tokens
 from octavo.server.sse import DONE, event
+from octavo.server.tool_choice import grammar, offered
 
 
 def routes(service: Service) -> APIRouter:
@@ -38,18 +40,26 @@ def routes(service: Service) -> APIRouter:
 
 async def prompt(service: Service, body: ChatRequest) -> str:
     """The chat in the model's template."""
-    messages = [message.for_template() for message in body.messages]
-    return await service.texts.chat(messages, body.chat_template_kwargs or {})
+    turns = [message.for_template() for message in body.messages]
+    tools = [tool.model_dump(exclude_unset=True) for tool in offered(body)]
+    return await service.texts.chat(turns, tools, body.tool_prompt, body.chat_template_kwargs or {})
+
+
+async def _params(service: Service, body: ChatRequest) -> SamplingParams:
+    wanted, field = grammar(body)
+    await service.check_grammar(wanted, field)
+    return msgspec.structs.replace(sampling(body, service.settings, _top(body)), grammar=wanted)
 
 
 async def _complete(service: Service, body: ChatRequest, caller: Caller, head: Head) -> tuple[Meter, ChatCompletion]:
     with service.counted(caller, body.n or 1) as meter:
-        params = sampling(body, service.settings, _top(body))
+        params = await _params(service, body)
         ids = await _tokens(service, body, meter)
         async with service.running([ids], params, caller, body.cache_salt, meter) as (running,):
             output = await result(running, meter)
         meter.end()
-    choices = [_choice(service, index, completion) for index, completion in enumerate(output.completions)]
+    with_tools = isinstance(params.grammar, ToolCalls)
+    choices = [_choice(service, index, one, with_tools) for index, one in enumerate(output.completions)]
     return meter, ChatCompletion(head.id, head.created, head.model, head.system_fingerprint, choices, usage(meter))
 
 
@@ -63,9 +73,11 @@ async def _tokens(service: Service, body: ChatRequest, meter: Meter) -> list[int
     return await service.texts.encode(text, special_tokens=False)  # the template has written them
 
 
-def _choice(service: Service, index: int, completion: Completion) -> ChatChoice:
+def _choice(service: Service, index: int, completion: Completion, with_tools: bool) -> ChatChoice:
     logprobs = None if completion.logprobs is None else chat_logprobs(service.texts, completion.logprobs)
-    return ChatChoice(index, ChatMessage(completion.text), logprobs, reason(completion.finish_reason) or "stop")
+    told = message(completion.text, with_tools)
+    called = told.tool_calls is not msgspec.UNSET
+    return ChatChoice(index, told, logprobs, finish_reason(completion.finish_reason, called) or "stop")
 
 
 async def _events(service: Service, body: ChatRequest, caller: Caller, head: Head) -> AsyncGenerator[bytes, None]:
@@ -73,19 +85,20 @@ async def _events(service: Service, body: ChatRequest, caller: Caller, head: Hea
         return ChatCompletionChunk(head.id, head.created, head.model, head.system_fingerprint, list(choices))
 
     with service.counted(caller, body.n or 1) as meter:
-        params = sampling(body, service.settings, _top(body))
+        params = await _params(service, body)
         ids = await _tokens(service, body, meter)
         async with service.running([ids], params, caller, body.cache_salt, meter) as (running,):
-            begun: set[int] = set()
+            with_tools = isinstance(params.grammar, ToolCalls)
+            answers = [Deltas(with_tools) for _ in range(params.n)]
             async for part in tokens(running, meter):
-                if not part.text and part.finish_reason is None and part.logprob is None and part.index in begun:
-                    continue
-                delta = Delta(part.text or msgspec.UNSET)
-                if part.index not in begun:
-                    begun.add(part.index)
-                    delta = Delta(part.text, "assistant")
-                logprobs = None if part.logprob is None else chat_logprobs(service.texts, [part.logprob])
-                yield event(encode(chunk(ChunkChoice(part.index, delta, logprobs, reason(part.finish_reason)))))
+                deltas, ended = answers[part.index].next(part)
+                choices = [ChunkChoice(part.index, delta, None, None) for delta in deltas]
+                if choices:
+                    choices[-1].finish_reason = ended
+                    if part.logprob is not None:
+                        choices[-1].logprobs = chat_logprobs(service.texts, [part.logprob])
+                for choice in choices:
+                    yield event(encode(chunk(choice)))
     if body.wants_usage:
         last = chunk()
         last.usage = usage(meter)

@@ -82,6 +82,7 @@ async def _complete(service: Service, body: CompletionRequest, caller: Caller, h
     given = _given(service, body)
     with service.counted(caller, len(given) * max(body.n or 1, body.best_of or 1)) as meter:
         params = _params(service, body)
+        await service.check_grammar(params.grammar, "response_format")
         prompts = await _prompts(service, given, meter)
         ids = [prompt.ids for prompt in prompts]
         async with service.running(ids, params, caller, body.cache_salt, meter) as running:
@@ -115,6 +116,7 @@ async def _events(service: Service, body: CompletionRequest, caller: Caller, hea
     given, n = _given(service, body), body.n or 1
     with service.counted(caller, len(given) * n) as meter:
         params = _params(service, body)
+        await service.check_grammar(params.grammar, "response_format")
         ids = [prompt.ids for prompt in await _prompts(service, given, meter)]
         async with service.running(ids, params, caller, body.cache_salt, meter) as running:
             lengths: dict[int, int] = {}

@@ -8,12 +8,13 @@ from pydantic import Field, WithJsonSchema, model_validator
 
 from octavo import SamplingParams
 from octavo.server.errors import invalid
-from octavo.server.schema import Body, NonEmpty, Nothing, Salt, Text, unsupported
+from octavo.server.grammar_schema import ResponseFormat
+from octavo.server.schema import Body, NonEmpty, Nothing, Salt, Text
+from octavo.server.tools_schema import NamedChoice, Tool, ToolCall
 from octavo.settings import Settings
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-NoItems = Annotated[list[Any], Field(max_length=0)]
 Penalty = Annotated[float | None, Field(ge=-2, le=2)]
 Item = TypeVar("Item")
 Several = Annotated[list[Item], Field(min_length=1)]
@@ -28,12 +29,6 @@ _BIASES = {
     "propertyNames": {"pattern": "^[0-9]{1,10}$"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
 }
-
-
-class TextFormat(Body):
-    """Text as it comes."""
-
-    type: Literal["text"]
 
 
 class StreamOptions(Body):
@@ -70,7 +65,7 @@ class CommonRequest(Body):
         default=None, description="octavo's own: go on to max_tokens, past any end of sequence."
     )
     cache_salt: Salt = None
-    response_format: Annotated[TextFormat | None, unsupported({"type": "text"})] = None
+    response_format: ResponseFormat | None = Field(default=None, description="What the answer must look like.")
 
     @property
     def wants_usage(self) -> bool:
@@ -122,10 +117,12 @@ class Message(Body):
     role: str = Field(min_length=1)
     content: Text | list[TextPart] | None = None
     name: Text | None = None
+    tool_calls: list[ToolCall] | None = Field(default=None, description="Of the assistant's turns.")
+    tool_call_id: Text | None = Field(default=None, description="Of a tool's turn: the call that it answers.")
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:
-        if self.content is None and not (self.model_extra or {}).get("tool_calls"):
+        if self.content is None and not self.tool_calls:
             raise ValueError("it needs content: a text, or a list of parts of the type text")
         return self
 
@@ -134,6 +131,8 @@ class Message(Body):
         turn = self.model_dump(exclude_none=True)
         if not isinstance(self.content, str):
             turn["content"] = "".join(part.text for part in self.content or ())
+        if self.tool_calls:
+            turn["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return turn
 
 
@@ -144,8 +143,14 @@ class ChatRequest(CommonRequest):
     max_completion_tokens: Tokens = Field(default=None, description="The newer name of max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, description="Likeliest tokens to return at each place.")
-    tools: Annotated[NoItems | None, unsupported([])] = None
-    tool_choice: Annotated[Literal["none", "auto"] | None, unsupported("none", "auto")] = None
+    tools: list[Tool] | None = Field(default=None, max_length=128, description="Functions that may be called.")
+    tool_choice: NonEmpty | NamedChoice | None = Field(
+        default=None, description="none; auto: text or calls; required: calls; a function, or its name: one call of it."
+    )
+    parallel_tool_calls: bool | None = Field(default=None, description="false: one call at most.")
+    tool_prompt: Text | None = Field(
+        default=None, description="TGI's: said in front of the tools, where the template knows nothing of tools."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="octavo's own: variables of the template."
     )
@@ -184,6 +189,7 @@ def sampling(asked: CommonRequest, settings: Settings, top: int | None, best_of:
         stop=asked.stops,
         ignore_eos=bool(asked.ignore_eos),
         logprobs=top,
+        grammar=None if asked.response_format is None else asked.response_format.grammar(),
         n=n,
         best_of=best_of,
     )

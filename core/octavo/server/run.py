@@ -61,18 +61,16 @@ def _let_go_of_the_dead(listener: socket.socket) -> None:
 
 async def _serve(settings: Settings, listener: socket.socket, visit: Visit | None) -> int:
     engine = await AsyncEngine.start(settings)
-    status = 0
     try:
         server = Server(engine, settings)
         address = listener.getsockname()
         logger.info("%s on %s, at %s", engine.info.model, engine.info.backend, _url(*address[:2]))
         visiting = asyncio.create_task(_visited(server, visit, _url(*address[:2])))
         await server.serve(sockets=[listener])
-        status = 1 if server.force_exit or not await visiting else 0
-        return status
-    finally:
-        if status:  # there is no time to ask the engine's process
+        if server.force_exit:  # there is no time to ask the engine's process
             await engine.close(0)
+        return 1 if server.force_exit or not await visiting else 0
+    finally:
         await engine.close()
 
 

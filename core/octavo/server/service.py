@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,7 +13,10 @@ from typing import TYPE_CHECKING
 from fastapi import Request
 
 from octavo import SamplingParams
+from octavo.grammar import Grammar
+from octavo.hooks import GrammarRefused
 from octavo.outputs import RequestOutput, StreamedToken
+from octavo.plugins import plugins
 from octavo.server import errors
 from octavo.server.limits import Admission, seconds_allowed
 from octavo.server.meter import Meter
@@ -48,11 +52,14 @@ class Service:
     texts: Texts = field(init=False)
     admission: Admission = field(init=False)
     metrics: Metrics = field(init=False)
+    _grammars: ThreadPoolExecutor = field(init=False)
+    """One thread: grammars that take long wait for each other, and no tokenizer waits for them."""
 
     def __post_init__(self) -> None:
         self.texts = Texts(self.engine.tokenizer, self.settings.validation_workers)
         self.admission = Admission(self.settings.max_concurrent_requests)
         self.metrics = Metrics(self.engine.info)
+        self._grammars = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self.engine.on_step = self.metrics.observe_step
 
     @property
@@ -81,6 +88,17 @@ class Service:
                     generated_tokens=meter.generated_tokens,
                     **meter.seconds(),
                 )
+
+    async def check_grammar(self, grammar: Grammar | None, field: str) -> None:
+        """Raises the 422 of one that cannot be enforced, before it reaches the engine."""
+        if grammar is None:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self._grammars, lambda: plugins().logits_processors(SamplingParams(grammar=grammar), None)
+            )
+        except GrammarRefused as error:
+            raise errors.invalid(f"`{field}`: {error}", field) from None
 
     def check_length(self, prompt: Sequence[int], max_tokens: int | None) -> None:
         """Raises TGI's 422 for a prompt, or prompt and answer, above the limits."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from octavo.server import errors
+from octavo.server.chat_template import render
+from octavo.server.tools import Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,7 +59,7 @@ class Texts:
             ids: list[int] = tokenizer(_whole(text), add_special_tokens=special_tokens)["input_ids"]
             return ids
 
-        return await self._run(work)
+        return await self.run(work)
 
     async def offsets(self, text: str, *, special_tokens: bool = True) -> list[TokenizedToken]:
         """Each token with the characters that it stands for."""
@@ -70,10 +72,12 @@ class Texts:
             spans = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
             return [TokenizedToken(id, text[start:stop], start, stop) for id, (start, stop) in spans]
 
-        return await self._run(work)
+        return await self.run(work)
 
-    async def chat(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
-        """The turns in the model's chat template; a last turn of the assistant's is to be continued."""
+    async def chat(
+        self, turns: list[Turn], tools: list[dict[str, Any]], prompt: str | None, options: Mapping[str, Any]
+    ) -> str:
+        """The turns in the model's chat template: see `octavo.server.chat_template`."""
         tokenizer = self.tokenizer
         if tokenizer.chat_template is None:
             raise errors.ApiError(
@@ -83,18 +87,8 @@ class Texts:
         taken = inspect.signature(tokenizer.apply_chat_template).parameters.keys() & options.keys()
         if taken:
             raise errors.invalid(f"`chat_template_kwargs` may not have {sorted(taken)[0]!r}", "chat_template_kwargs")
-        continued = messages[-1]["role"] == "assistant"
-
-        def work() -> str:
-            return str(
-                tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=not continued,
-                    continue_final_message=continued, **options,
-                )
-            )  # fmt: skip
-
         try:
-            return await self._run(work)
+            return await self.run(lambda: render(tokenizer, turns, tools, prompt, options))
         except Exception as error:  # the template is a program that came with the model: it may raise anything
             raise errors.ApiError(422, "template_error", f"Template error: {error}", "messages") from error
 
@@ -110,7 +104,8 @@ class Texts:
         """One token on its own, special ones too; a part of a character is U+FFFD."""
         return str(self._tokenizer.decode([token_id])) if self._tokenizer is not None else ""
 
-    async def _run(self, work: Callable[[], Result]) -> Result:
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Something that takes a while, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:

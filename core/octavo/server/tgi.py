@@ -95,6 +95,7 @@ async def _generate(
     asked = body.asked
     with service.counted(caller, asked.best_of or 1) as meter:
         params = sampling(asked, service.settings, stream=False)
+        await service.check_grammar(params.grammar, "parameters.grammar")
         meter.characters = len(body.inputs)
         prompt = await _prompt(service, body)
         async with service.running([prompt], params, caller, body.cache_salt, meter) as (running,):
@@ -168,6 +169,7 @@ async def _events(service: Service, body: GenerateRequest, caller: Caller) -> As
     asked = body.asked
     with service.counted(caller, 1) as meter:
         params = sampling(asked, service.settings, stream=True)
+        await service.check_grammar(params.grammar, "parameters.grammar")
         prompt = await _prompt(service, body)
         async with service.running([prompt], params, caller, body.cache_salt, meter) as (running,):
             index = 0

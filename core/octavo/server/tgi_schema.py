@@ -10,6 +10,7 @@ from pydantic import Field
 
 from octavo import SamplingParams
 from octavo.server.errors import invalid
+from octavo.server.grammar_schema import TgiGrammar
 from octavo.server.schema import Body, NonEmpty, Nothing, Salt, Seed, unsupported
 from octavo.settings import Settings
 
@@ -41,7 +42,7 @@ class GenerateParameters(Body):
     )
     seed: Seed = None
     top_n_tokens: int | None = Field(default=None, ge=0, description="Likeliest tokens to return at each place.")
-    grammar: Nothing = None
+    grammar: TgiGrammar | None = Field(default=None, description="What the answer must look like.")
     adapter_id: Nothing = None
 
     @property
@@ -159,6 +160,7 @@ def sampling(asked: GenerateParameters, settings: Settings, *, stream: bool) -> 
         include_stop_text=True,
         logprobs=(asked.top_n_tokens or 0) if stream or asked.wants_details or (asked.best_of or 1) > 1 else None,
         prompt_logprobs=0 if asked.decoder_input_details else None,
+        grammar=None if asked.grammar is None else asked.grammar.grammar(),
         n=asked.best_of or 1,  # all of them are returned, the likeliest first
     )
 

@@ -1,0 +1,1 @@
+"""Grammars enforced with llguidance: JSON schemas, regular expressions, tool calls."""
