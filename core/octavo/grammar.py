@@ -20,7 +20,7 @@ CALL_END: Final = "</tool_call>"
 class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
     """JSON that this schema describes. A mapping is kept as its JSON text, in its order, which the answers follow."""
 
-    schema: str | Mapping[str, Any] | bool
+    schema: str | Mapping[str, Any]
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "schema", _schema_text(self.schema))
@@ -44,7 +44,7 @@ class Tool(msgspec.Struct, frozen=True):
     """A function that may be called."""
 
     name: str
-    parameters: str | Mapping[str, Any] | bool
+    parameters: str | Mapping[str, Any]
     """The JSON schema of its arguments, an object."""
 
     def __post_init__(self) -> None:
@@ -71,11 +71,11 @@ class ToolCalls(msgspec.Struct, frozen=True, tag="tool_calls"):
 Grammar = JsonSchema | JsonObject | Regex | ToolCalls
 
 
-def _schema_text(schema: str | Mapping[str, Any] | bool) -> str:
+def _schema_text(schema: str | Mapping[str, Any]) -> str:
     """A schema as JSON. Raises ValueError for what JSON cannot say: NaN, halves of surrogate pairs, endless depth."""
     try:
         given = json.loads(schema) if isinstance(schema, str) else schema
-        if not isinstance(given, Mapping | bool):
+        if not isinstance(given, Mapping):
             raise ValueError("it is no JSON object")
         return json.dumps(given, allow_nan=False)
     except RecursionError:

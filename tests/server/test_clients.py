@@ -225,16 +225,6 @@ def test_openai_models(client: openai.OpenAI, server: Live) -> None:
     assert [model.id for model in client.models.list()] == [server.service.model]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("tools", [{"type": "function", "function": {"name": "f"}}]), ("response_format", {"type": "json_object"})],
-)
-def test_openai_is_told_what_is_missing(client: openai.OpenAI, field: str, value: Any) -> None:
-    with pytest.raises(openai.UnprocessableEntityError, match="not supported yet") as raised:
-        client.chat.completions.create(model="octavo", messages=CHAT, **{field: value})
-    assert raised.value.param == field
-
-
 def test_events_read_byte_by_byte(server: Live, http: httpx.Client, reference: Any) -> None:
     """Each event is `data: JSON` and an empty line; a chat's stream ends with [DONE], and the connection lives on."""
     expected = text_of(greedy(reference, TEMPLATED, 6))

@@ -29,8 +29,12 @@ def tgi(http: httpx.Client, route: str = "/generate", **parameters: Any) -> http
             {"max_new_tokens": 1024},
             "`inputs` tokens + `max_new_tokens` must be <= 1024. Given: 17 `inputs` tokens and 1024 `max_new_tokens`",
         ),
-        ({"grammar": {"type": "json", "value": {}}}, "`parameters.grammar`: it is not supported yet: leave it out"),
-        ({"grammar": {}}, "`parameters.grammar`: it is not supported yet: leave it out"),
+        ({"grammar": {"type": "json", "value": {"type": 5}}}, "`parameters.grammar`: grammar is not valid: "),
+        ({"grammar": {"type": "json", "value": "{"}}, "`parameters.grammar`: the JSON schema cannot be read"),
+        ({"grammar": {"type": "regex", "value": "("}}, "`parameters.grammar`: grammar is not valid: unclosed group"),
+        ({"grammar": {"type": "regex", "value": {}}}, "`parameters.grammar`: the type regex needs a text"),
+        ({"grammar": {"type": "regex"}}, "`parameters.grammar.value`"),
+        ({"grammar": {}}, "`parameters.grammar.type`"),
         ({"adapter_id": "a"}, "`parameters.adapter_id`: it is not supported yet: leave it out"),
         ({"watermark": True}, "`parameters.watermark`: it is not supported yet: leave it out"),
     ],
@@ -120,7 +124,7 @@ OPENAI_WRONG: list[tuple[str, Any]] = [
     ("stop", [""]), ("stop", ["a"] * 5), ("stop", 1), ("logit_bias", {"a": 1}), ("logit_bias", {"1": 101}),
     ("logit_bias", []), ("logit_bias", {"100000": 1}), ("logit_bias", {"2147483648": 1}), ("seed", "a"),
     ("presence_penalty", 3), ("stream", "yes"),
-    ("stream_options", 1), ("cache_salt", "a" * 257), ("response_format", {"type": "json_object"}),
+    ("stream_options", 1), ("cache_salt", "a" * 257), ("response_format", {"type": "regex"}),
 ]  # fmt: skip
 
 

@@ -19,6 +19,7 @@ def is_open(path: str, method: str) -> bool:
     """Needs it no key? What looks after the server has none."""
     return path in _OPEN or (path == "/" and method in ("GET", "HEAD"))
 
+
 FIRST_KEY_ALONE = frozenset({"/metrics"})
 """Paths that tell of all tenants together: who sees the sums before and after knows what another one did."""
 

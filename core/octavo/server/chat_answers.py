@@ -51,7 +51,7 @@ class Deltas:
         self._begun = False
 
     def next(self, token: StreamedToken) -> tuple[list[Delta], Reason | None]:
-        """What a token brings, if anything yet, and why the answer ends, if it does, which belongs to the last delta."""
+        """What a token brings, if anything yet; and why the answer ends, if it does: that belongs to the last delta."""
         reader, ended = self._reader, token.finish_reason is not None
         if reader is None:
             deltas = [Delta(token.text)] if token.text or not self._begun else []

@@ -38,7 +38,7 @@ class ResponseFormat(Body):
         match self.type:
             case "text":
                 return None
-            case "json_object":
+            case "json_object" if self.value is None:
                 return JsonObject()
             case "json_schema" if self.json_schema is not None:
                 return JsonSchema(self.json_schema.schema_ or {"type": "object"})

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import llguidance
 import llguidance.hf
 from transformers import PreTrainedTokenizerFast
 
-from octavo.grammar import CALL_BEGIN, CALL_END, Grammar, JsonObject, JsonSchema, Regex, Tool, ToolCalls
+from octavo.grammar import CALL_BEGIN, CALL_END, Grammar, JsonObject, JsonSchema, Regex, ToolCalls
 from octavo.hooks import GrammarRefused
 
 if TYPE_CHECKING:
@@ -55,8 +56,11 @@ def compiled(grammar: Grammar, tokenizer: PreTrainedTokenizerBase | None, end_id
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:
-    reason = matcher.get_error().split("\n<state>")[0].strip()
-    return "nothing matches it" if reason.startswith("NoExtension") else reason[:500]
+    reason = matcher.get_error()
+    if reason.startswith("NoExtension"):
+        return "nothing matches it"
+    of_regex = re.search("^error: (.+)$", reason, re.MULTILINE)  # below the whole pattern, drawn with arrows
+    return of_regex[1] if of_regex else reason[:500].strip()
 
 
 @lru_cache(maxsize=2)
@@ -100,10 +104,5 @@ def _tool_calls(grammar: ToolCalls) -> list[str]:
     for index, tool in enumerate(grammar.tools):
         head = f'{{"name": {json.dumps(tool.name)}, "arguments": '
         lines.append(f'call_{index}: {json.dumps(head)} arguments_{index} "}}"')
-        lines.append(f"arguments_{index}: %json {json.dumps(_parameters(tool))}")
+        lines.append(f"arguments_{index}: %json {json.dumps(json.loads(str(tool.parameters)) | {'x-guidance': _JSON})}")
     return lines
-
-
-def _parameters(tool: Tool) -> Any:
-    schema = json.loads(str(tool.parameters))
-    return schema | {"x-guidance": _JSON} if isinstance(schema, dict) else schema
