@@ -37,7 +37,7 @@ class Queue:
 def ask(queue: Queue, seconds: float | None) -> Any:
     """Two prompts of one request."""
     service = Service(cast(AsyncEngine, queue), Settings(max_queue_seconds=seconds))
-    return service.running([[1], [2]], SamplingParams(), Caller("", "", None, {}), None, Meter())
+    return service.running([[1], [2]], SamplingParams(), Caller("", "", Deadline(), {}), None, Meter())
 
 
 def test_nobody_waits_longer() -> None:

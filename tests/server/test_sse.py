@@ -9,6 +9,7 @@ import pytest
 
 from octavo.async_engine import EngineDied
 from octavo.server import errors, sse
+from octavo.server.limits import Deadline
 from octavo.server.sse import EventStream
 
 Events = Callable[[], AsyncGenerator[bytes, None]]
@@ -48,7 +49,7 @@ def serve(
     events: Events, connection: Connection, seconds: float | None = None, queue_seconds: float | None = None
 ) -> Coroutine[Any, Any, None]:
     response = EventStream(
-        events(), lambda error: b"error " + error.kind.encode(), seconds, {"x-more": "1"}, queue_seconds
+        events(), lambda error: b"error " + error.kind.encode(), Deadline(seconds), {"x-more": "1"}, queue_seconds
     )
     return response({"type": "http"}, connection.receive, connection.send)
 

@@ -129,7 +129,7 @@ def _tokens(router: APIRouter, service: Service) -> None:
     @router.post("/tokenize", responses=responses(TokenizedToken, several=True, only=_CHECKED))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """A text's tokens, and where they stand in it."""
-        return _json(await answer(request, service.texts.offsets(body.inputs), service.caller(request).seconds))
+        return _json(await answer(request, service.texts.offsets(body.inputs), service.caller(request).deadline))
 
     @router.post("/chat_tokenize", responses=responses(ChatTokenizeResponse, only=_CHECKED))
     async def chat_tokenize(body: ChatRequest, request: Request) -> Response:
@@ -139,7 +139,7 @@ def _tokens(router: APIRouter, service: Service) -> None:
             text = await prompt(service, body)
             return ChatTokenizeResponse(await service.texts.offsets(text, special_tokens=False), text)
 
-        return _json(await answer(request, work(), service.caller(request).seconds))
+        return _json(await answer(request, work(), service.caller(request).deadline))
 
 
 _CHECKED = (400, 401, 408, 413, 422, 500, 504)

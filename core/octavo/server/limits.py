@@ -39,6 +39,24 @@ class Admission:
             self.taken -= wanted
 
 
+class Deadline:
+    """How long a request may take. What it ends asks it, not a clock, whether it was the deadline: clocks differ."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.seconds = seconds
+        self._running: asyncio.Timeout | None = None
+
+    def run(self) -> asyncio.Timeout:
+        """From now on; to be entered."""
+        self._running = asyncio.timeout(self.seconds)
+        return self._running
+
+    @property
+    def passed(self) -> bool:
+        """Has it come? True before what it cancels learns of it."""
+        return self._running is not None and self._running.expired()
+
+
 def seconds_allowed(request: Request, default: float | None) -> float | None:
     """How long a request may take: what its X-Request-Timeout says, never more than the server's own limit."""
     asked = request.headers.get("x-request-timeout")

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from octavo.hooks import StepStats
 from octavo.server import errors
+from octavo.server.limits import Deadline
 from octavo.server.meter import Meter
 
 if TYPE_CHECKING:
@@ -113,8 +114,8 @@ class Metrics:
         self.per_output = seconds("octavo_time_per_output_token_seconds", "Mean seconds between an answer's tokens.")
 
     @contextmanager
-    def request(self, meter: Meter, deadline: float | None) -> Iterator[None]:
-        """Count one request, and how it ends; `deadline`, seconds, tells why it was cancelled."""
+    def request(self, meter: Meter, deadline: Deadline) -> Iterator[None]:
+        """Count one request, and how it ends."""
         self.counts.add("tgi_request_count")
         try:
             yield
@@ -122,8 +123,7 @@ class Metrics:
             self.counts.add("tgi_request_failure", err=_kind(error))
             raise
         except BaseException:  # cancelled: its time is over, or its client is gone
-            over = deadline is not None and meter.total >= deadline
-            self.counts.add("tgi_request_failure", err="timeout" if over else "dropped")
+            self.counts.add("tgi_request_failure", err="timeout" if deadline.passed else "dropped")
             raise
         self.counts.add("tgi_request_success")
         self._observe(meter)

@@ -62,9 +62,13 @@ async def respond(
     if body.stream:
         events = stream(service, body, caller, head)
         return EventStream(
-            events, error_event(request), caller.seconds, {"x-compute-type": device}, service.settings.max_queue_seconds
+            events,
+            error_event(request),
+            caller.deadline,
+            {"x-compute-type": device},
+            service.settings.max_queue_seconds,
         )
-    meter, found = await answer(request, complete(service, body, caller, head), caller.seconds)
+    meter, found = await answer(request, complete(service, body, caller, head), caller.deadline)
     return Response(encode(found), media_type="application/json", headers=meter.headers(device))
 
 

@@ -18,7 +18,7 @@ from octavo.hooks import GrammarRefused
 from octavo.outputs import RequestOutput, StreamedToken
 from octavo.plugins import plugins
 from octavo.server import errors
-from octavo.server.limits import Admission, seconds_allowed
+from octavo.server.limits import Admission, Deadline, seconds_allowed
 from octavo.server.meter import Meter
 from octavo.server.metrics import Metrics
 from octavo.server.text import Texts
@@ -34,13 +34,12 @@ class Caller:
 
     tenant: str
     request_id: str
-    seconds: float | None
+    deadline: Deadline
     log: dict[str, object]
     """Goes into the request's line of the log."""
     trace: str = ""
     """The client's `traceparent`, or nothing."""
     arrived: float = field(default_factory=time.perf_counter)
-    """Before the deadline begins to run: a request that it ends has then taken no less."""
 
 
 @dataclass(slots=True)
@@ -70,14 +69,14 @@ class Service:
     def caller(self, request: Request) -> Caller:
         """Who asks. Raises the 422 of a wrong deadline."""
         state = request.scope["state"]
-        seconds = seconds_allowed(request, self.settings.request_timeout)
-        return Caller(state["tenant"], state["request_id"], seconds, state["log"], state["trace"])
+        deadline = Deadline(seconds_allowed(request, self.settings.request_timeout))
+        return Caller(state["tenant"], state["request_id"], deadline, state["log"], state["trace"])
 
     @contextmanager
     def counted(self, caller: Caller, sequences: int) -> Iterator[Meter]:
         """Hold places for a request's sequences while it runs, and measure it."""
         meter = Meter(started=caller.arrived)
-        with self.metrics.request(meter, caller.seconds):
+        with self.metrics.request(meter, caller.deadline):
             try:
                 with self.admission.places(sequences):
                     yield meter

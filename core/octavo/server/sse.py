@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.server import errors
+from octavo.server.limits import Deadline
 
 logger = logging.getLogger(__name__)
 
@@ -26,17 +27,19 @@ class ClientGone(Exception):
     """Nobody waits for the answer any more."""
 
 
-async def answer(request: Request, work: Awaitable[Result], seconds: float | None) -> Result:
+async def answer(request: Request, work: Awaitable[Result], deadline: Deadline) -> Result:
     """Wait for the work, no longer than that. Raises ClientGone when the client goes; then the work is cancelled."""
     task = asyncio.ensure_future(work)
     gone = asyncio.create_task(_gone(request.receive))
     try:
-        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        with suppress(TimeoutError):
+            async with deadline.run():
+                await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         if gone.done():
             raise ClientGone
-        raise errors.timed_out(seconds or 0)
+        raise errors.timed_out(deadline.seconds or 0)
     finally:
         await _end(task, gone)
 
@@ -60,13 +63,13 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[bytes, None],
         error_event: errors.ErrorEvent,
-        seconds: float | None,
+        deadline: Deadline,
         headers: Mapping[str, str],
         queue_seconds: float | None = None,
     ) -> None:
         super().__init__(b"", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
-        self._events, self._error_event, self._seconds = events, error_event, seconds
+        self._events, self._error_event, self._deadline = events, error_event, deadline
         self._queue_seconds = queue_seconds or 0.0
         self._started = False
         self._writes = 0
@@ -85,13 +88,13 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         try:
             try:
-                async with asyncio.timeout(self._seconds):
+                async with self._deadline.run():
                     async for data in self._events:
                         await self._write(send, data)
             finally:  # before anything more is sent: whoever does not read holds nothing any longer
                 await self._events.aclose()
         except Exception as error:
-            known = errors.timed_out(self._seconds or 0) if isinstance(error, TimeoutError) else errors.of_engine(error)
+            known = errors.timed_out(self._deadline.seconds or 0) if self._deadline.passed else errors.of_engine(error)
             if not self._started:
                 raise (known or error) from error
             if known is None:

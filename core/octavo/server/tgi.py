@@ -61,7 +61,7 @@ def routes(service: Service) -> APIRouter:
 async def whole(service: Service, body: GenerateRequest, request: Request, *, listed: bool = False) -> Response:
     """The answer in one piece; in a list of one for the route that has always had it so."""
     caller = service.caller(request)
-    meter, found = await answer(request, _generate(service, body, caller, listed), caller.seconds)
+    meter, found = await answer(request, _generate(service, body, caller, listed), caller.deadline)
     content = encode([found] if listed else found)
     return Response(content, media_type="application/json", headers=meter.headers(service.engine.info.device))
 
@@ -72,7 +72,7 @@ def stream(service: Service, body: GenerateRequest, request: Request) -> Respons
     headers = {"x-compute-type": service.engine.info.device, "x-compute-characters": str(len(body.inputs))}
     path = request.url.path
     return EventStream(
-        _events(service, body, caller), lambda error: event(errors.body(path, error)), caller.seconds, headers,
+        _events(service, body, caller), lambda error: event(errors.body(path, error)), caller.deadline, headers,
         service.settings.max_queue_seconds,
     )  # fmt: skip
 
