@@ -45,9 +45,13 @@ WRONG = {
     "engine_restarts": ("-1", INTEGER),
     "engine_restart_seconds": ("nan", NUMBER),
     "json_output": ("yes, please", BOOLEAN),
+    "otlp_endpoint": ("localhost:4317", "it must begin with http:// or https://, as in http://localhost:4318"),
 }
 """For each setting that can be wrong by itself, a value that is, and what is to be said of it."""
-FREE = {"model_id", "revision", "device", "attention", "host", "cors_allow_origin", "octavo_config", "octavo_cache"}
+FREE = {
+    "model_id", "revision", "device", "attention", "host", "cors_allow_origin", "otlp_service_name", "octavo_config",
+    "octavo_cache",
+}  # fmt: skip
 """Any text, as far as can be told before it is used."""
 
 

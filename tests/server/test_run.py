@@ -159,7 +159,10 @@ def test_a_second_signal_ends_at_once(server: Live) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--max-best-of", "0"], "octavo: max_best_of is '0' (argument): input should be greater than 0"),
+        (
+            ["--max-best-of", "0"],
+            "octavo: max_best_of is '0' (flag --max-best-of): it must be a whole number at least 1",
+        ),
         (["/nowhere/at/all"], "there is no model at /nowhere/at/all"),
         (["--config", "/nowhere.toml"], "octavo_config is /nowhere.toml, which cannot be read"),
     ],
@@ -195,6 +198,7 @@ def test_a_client_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_its_libraries_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.logs.configure", lambda as_json: None)
     monkeypatch.delitem(sys.modules, "octavo.server.run", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = CliRunner().invoke(app, ["serve", "demo"])

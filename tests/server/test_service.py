@@ -13,6 +13,7 @@ from octavo.generation import Generation
 from octavo.outputs import RequestOutput
 from octavo.request_stream import Running
 from octavo.server.errors import ApiError
+from octavo.server.limits import Deadline
 from octavo.server.meter import Meter
 from octavo.server.service import Caller, Service
 from octavo.settings import Settings
