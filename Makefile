@@ -23,9 +23,9 @@ help:
 	@echo "make check     lint, docs and test: what a change must pass"
 	@echo "make clean     remove .venv, caches and what was built"
 
-# With job control the server has the terminal to itself, so that Ctrl-C ends it and not make.
+# At Ctrl-C octavo ends with status 0; make, which the terminal interrupts too, waits for it and ends by the signal.
 demo: .venv/octavo
-	@set -m; $(BIN)/octavo demo $(if $(CHECK),--check)
+	@$(BIN)/octavo demo $(if $(CHECK),--check)
 
 # As many processes as cores (WORKERS=0: this one alone, for a debugger), each with one torch thread: the tests' tensors are
 # small, and two threads on them only wait for each other. Where a test starts more, idle ones sleep: those that spin take the

@@ -27,7 +27,7 @@ CONTRACT_TYPES: dict[str, type[Contract]] = {"forbidden": ForbiddenContract, "la
 BREACHES = {
     "core-knows-no-backend": ("octavo.engine", "octavo_reference"),
     "backends-know-the-contract-only": ("octavo_reference.plugin", "octavo.engine.scheduler"),
-    "plugins-know-the-hooks-only": ("octavo_otel.plugin", "octavo.settings"),
+    "plugins-know-the-hooks-only": ("octavo_grammar.plugin", "octavo.engine.scheduler"),
     "server-speaks-to-the-process": ("octavo.server.app", "octavo.engine.scheduler"),
     "scheduling-touches-no-tensor": ("octavo.kv.pool", "torch"),
     "layers": ("octavo.models", "octavo.engine.scheduler"),

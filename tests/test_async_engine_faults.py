@@ -1,12 +1,14 @@
 """Whoever raises on the client's side of an `octavo.AsyncEngine` harms only themselves."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from octavo import AsyncEngine
+from octavo.engine import detokenizer
 from octavo.hooks import StepStats
 from tests import checkpoints
 from tests.async_engines import assert_clean, long_request, running
@@ -29,15 +31,17 @@ def test_a_tokenizer_or_an_observer_that_raises(
 
 async def the_tokenizer_raises(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, and in the middle."""
-    kind: Any = type(engine.tokenizer)
-    decode = kind.decode
+    whole = detokenizer.decoder
 
-    def failing(tokenizer: Any, ids: list[int], *args: Any, **options: Any) -> Any:
-        if 241 in ids:
-            raise OverflowError("what a token")
-        return decode(tokenizer, ids, *args, **options)
+    def decoder(tokenizer: Any) -> Callable[[list[int], bool], str]:
+        def failing(ids: list[int], skip_special_tokens: bool) -> str:
+            if 241 in ids:
+                raise OverflowError("what a token")
+            return whole(tokenizer)(ids, skip_special_tokens)
 
-    monkeypatch.setattr(kind, "decode", failing)
+        return failing
+
+    monkeypatch.setattr(detokenizer, "decoder", decoder)
     other = await engine.submit(prompt_of(20), greedy(30, logit_bias={241: -100}))
     with pytest.raises(OverflowError, match="what a token"):
         await engine.submit([1, 241], greedy(900))

@@ -168,10 +168,7 @@ class AsyncEngine:
         await self.close()
 
     async def close(self, seconds: float = STOP_SECONDS) -> None:
-        """End the process, which has so long to end by itself; requests that still run raise EngineDied.
-
-        May be called at any time, and again.
-        """
+        """End the process, by itself or after so long; what still runs raises EngineDied. May be called again."""
         self.draining = True
         await self._supervisor.close(seconds)
         self._fail_all(self._supervisor.down)

@@ -1,4 +1,4 @@
-"""Grammars in the engine. Whatever a model of random weights samples must fit: jsonschema and re say whether it does."""
+"""Grammars in the engine. What a model of random weights samples must fit: jsonschema and re say whether it does."""
 
 import json
 import random
@@ -78,7 +78,12 @@ def plugins() -> Plugins:
 
 
 def load(folder: Path, **settings: Any) -> LLM:
-    chosen = {"attention": "reference", "device": "cpu", "max_batch_total_tokens": 8192, "compile": False}
+    chosen: dict[str, Any] = {
+        "attention": "reference",
+        "device": "cpu",
+        "max_batch_total_tokens": 8192,
+        "compile": False,
+    }
     return LLM(
         folder, plugins=plugins_of(octavo_reference.plugin, octavo_grammar.plugin), progress=False, **chosen | settings
     )
@@ -188,7 +193,7 @@ def allowed(one: GrammarProcessor, output_ids: list[int]) -> list[int]:
 
 
 def test_a_processor_may_be_behind_or_ahead() -> None:
-    """It is asked for any beginning of its sequence, in any order: as a new one would answer, which has seen nothing."""
+    """It is asked for any beginning of its sequence, in any order, and answers as a new one that has seen nothing."""
     text = json.dumps({"flag": True, "kind": "held", "share": 12})
     ids = TOKENIZER.encode(text)
     grammar = JsonSchema(SCHEMAS["scalars"])

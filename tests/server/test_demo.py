@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,13 @@ from octavo import logs
 from octavo.server import demo
 from octavo.server.run import Server, _visited
 from octavo.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def logged_afterwards() -> Iterator[None]:
+    """The demo silences a logger for its process."""
+    yield
+    logging.getLogger("octavo.server.requests").setLevel(logging.NOTSET)
 
 
 def test_it_serves_and_shows_an_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

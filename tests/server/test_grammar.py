@@ -1,4 +1,4 @@
-"""Answers that must fit a schema or a pattern, and calls of tools, for the clients that people have.
+"""Answers that must fit a schema or a pattern, for the clients that people have.
 
 The model has random weights: jsonschema, re and pydantic say whether what it samples fits.
 """
@@ -16,7 +16,6 @@ from huggingface_hub import InferenceClient
 
 import octavo.server.service
 from octavo.plugins import Plugins
-from octavo.server.tool_calls import CallReader
 from tests.server.live import Live
 
 CHAT: Any = [{"role": "user", "content": "Where is block 7?"}]
@@ -30,18 +29,6 @@ SCHEMA: dict[str, Any] = {
     "required": ["place", "block", "owner"],
     "additionalProperties": False,
 }
-BLOCKS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3}
-EVICT = {
-    "type": "object",
-    "properties": {"blocks": BLOCKS},
-    "required": ["blocks"],
-    "additionalProperties": False,
-}
-PARAMETERS = {"find": SCHEMA, "evict": EVICT}
-TOOLS: Any = [
-    {"type": "function", "function": {"name": name, "description": f"To {name} it.", "parameters": parameters}}
-    for name, parameters in PARAMETERS.items()
-]
 
 
 class Where(pydantic.BaseModel):
@@ -85,8 +72,9 @@ def test_openai_parses_into_pydantic(client: openai.OpenAI) -> None:
     assert isinstance(answer.choices[0].message.parsed, Where)
     tool: Any = openai.pydantic_function_tool(Where)
     answer = client.chat.completions.parse(tools=[tool], tool_choice="required", parallel_tool_calls=False, **ask)
-    (call,) = answer.choices[0].message.tool_calls or ()
-    assert isinstance(call.function.parsed_arguments, Where)
+    calls = answer.choices[0].message.tool_calls
+    assert calls is not None
+    assert [type(call.function.parsed_arguments) for call in calls] == [Where]
 
 
 def test_openai_json_object(client: openai.OpenAI) -> None:
@@ -114,7 +102,7 @@ def test_hub_grammar(hub: InferenceClient) -> None:
     assert re.fullmatch(pattern, "".join(token.text for token in parts if not token.special))
 
 
-def test_hub_chat_with_a_format_and_with_tools(hub: InferenceClient) -> None:
+def test_hub_chat_with_a_format(hub: InferenceClient) -> None:
     shapes: list[Any] = [
         {"type": "json_schema", "json_schema": {"name": "where", "schema": SCHEMA}},
         {"type": "json", "value": SCHEMA},
@@ -122,64 +110,6 @@ def test_hub_chat_with_a_format_and_with_tools(hub: InferenceClient) -> None:
     for shape in shapes:
         answer = hub.chat_completion(CHAT, response_format=shape, max_tokens=400, seed=3)  # sent in TGI's shape
         jsonschema.validate(json.loads(answer.choices[0].message.content or ""), SCHEMA)
-    answer = hub.chat_completion(CHAT, tools=TOOLS, tool_choice="required", max_tokens=300, seed=8, tool_prompt="Call")
-    assert answer.choices[0].finish_reason == "tool_calls"
-    for call in answer.choices[0].message.tool_calls or ():
-        jsonschema.validate(json.loads(call.function.arguments), PARAMETERS[call.function.name])
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "evict"}}, "evict"])
-def test_openai_tools(client: openai.OpenAI, choice: Any) -> None:
-    ask: Any = {
-        "model": "octavo", "messages": CHAT, "tools": TOOLS, "tool_choice": choice, "n": 2, "seed": 4, "max_tokens": 300,
-        "parallel_tool_calls": False, "extra_body": {"tool_prompt": "Call:"},
-    }  # fmt: skip
-    calls = []
-    for one in client.chat.completions.create(**ask).choices:
-        assert (one.finish_reason, one.message.content) == ("tool_calls", None)
-        (call,) = one.message.tool_calls or []
-        assert call.type == "function"
-        jsonschema.validate(json.loads(call.function.arguments), PARAMETERS[call.function.name])
-        calls.append(call)
-    assert calls[0].id != calls[1].id
-    if choice != "required":
-        assert {call.function.name for call in calls} == {"evict"}
-    assert streamed_calls(client, ask) == [[(call.function.name, call.function.arguments)] for call in calls]
-
-
-def streamed_calls(client: openai.OpenAI, ask: Any) -> list[list[tuple[str, str]]]:
-    """The calls of two answers, put together from a stream as OpenAI's documentation says."""
-    answers: list[list[tuple[str, str]]] = [[], []]
-    reasons: dict[int, str] = {}
-    for chunk in client.chat.completions.create(**ask, stream=True):
-        (choice,) = chunk.choices
-        calls = answers[choice.index]
-        assert not choice.delta.content
-        for piece in choice.delta.tool_calls or ():
-            if piece.id is not None:
-                assert (piece.index, piece.type) == (len(calls), "function")
-                calls.append((piece.function.name, ""))
-            name, arguments = calls[piece.index]
-            calls[piece.index] = (name, arguments + piece.function.arguments)
-        if choice.finish_reason is not None:
-            reasons[choice.index] = choice.finish_reason
-    assert reasons == {0: "tool_calls", 1: "tool_calls"}
-    return answers
-
-
-def test_openai_tools_that_need_not_be_called(client: openai.OpenAI) -> None:
-    """A model of random weights does not call; with `none` it may write what it likes."""
-    for choice in ("auto", "none"):
-        ask: Any = {"model": "octavo", "messages": CHAT, "tools": TOOLS, "tool_choice": choice, "max_tokens": 12}
-        answer = client.chat.completions.create(seed=1, extra_body={"tool_prompt": "Call:"}, **ask).choices[0]
-        assert answer.message.tool_calls is None
-        assert answer.message.content
-        assert answer.finish_reason in ("length", "stop")
-    both: Any = {"response_format": {"type": "json_object"}, "tools": TOOLS}
-    client.chat.completions.create(model="octavo", messages=CHAT, max_tokens=2, tool_choice="none", **both)
-    with pytest.raises(openai.UnprocessableEntityError, match="do not go together") as raised:
-        client.chat.completions.create(model="octavo", messages=CHAT, **both)
-    assert raised.value.param == "response_format"
 
 
 def function(**parts: Any) -> list[Any]:
@@ -230,100 +160,3 @@ def test_without_the_plugin(http: httpx.Client, monkeypatch: pytest.MonkeyPatch)
         assert response.status_code == 422
         assert "pip install 'octavo[grammar]'" in response.json()["error"]["message"]
         assert response.json()["error"]["param"] == next(iter(body))
-
-
-# What the model is told
-
-CALLED: Any = [
-    {"role": "user", "content": "Evict 7."},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "evict", "arguments": '{"blocks": [7]}'}}],
-    },
-    {"role": "tool", "tool_call_id": "c1", "content": "done"},
-]
-HERMES = (
-    "{% if tools %}<tools>{% for t in tools %}{{ t.function.name }} {% endfor %}call between <tool_call>; {% endif %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls %}!{{ c.function.arguments.blocks }}"
-    "{% endfor %} {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
-)
-
-
-def templated(http: httpx.Client, **fields: Any) -> str:
-    response = http.post("/chat_tokenize", json=fields)
-    assert response.status_code == 200, response.text
-    return str(response.json()["templated_text"])
-
-
-def test_a_template_that_knows_tools_gets_them(
-    http: httpx.Client, server: Live, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server.service.texts.tokenizer, "chat_template", HERMES)
-    assert templated(http, messages=CALLED, tools=TOOLS) == (
-        "<tools>find evict call between <tool_call>; user: Evict 7. assistant: ![7] tool: done assistant:"
-    )
-    named = templated(http, messages=CHAT, tools=TOOLS, tool_choice="evict")
-    assert named.startswith("<tools>evict call")
-    assert templated(http, messages=CHAT, tools=TOOLS, tool_choice="none") == templated(http, messages=CHAT)
-
-
-def test_a_template_that_knows_none_is_told_of_them_in_words(http: httpx.Client) -> None:
-    text = templated(http, messages=CALLED, tools=TOOLS)
-    system, *turns = text.split("\nuser: ")
-    assert system.startswith("system: ")
-    for tool in TOOLS:
-        assert json.dumps(tool["function"]) in system.splitlines()
-    call = '<tool_call>\n{"name": "evict", "arguments": {"blocks": [7]}}\n</tool_call>'
-    assert call.replace('"evict"', '"NAME"').replace('{"blocks": [7]}', "{...}") in system
-    assert turns == [
-        f"Evict 7.\nassistant: {call}",
-        "<tool_response>\ndone\n</tool_response>\nassistant:",
-    ]
-    assert templated(http, messages=CHAT, tools=TOOLS, tool_prompt="Call:").startswith("system: Call:\n{")
-    both = [{"role": "system", "content": "Be brief."}, *CHAT]
-    assert templated(http, messages=both, tools=TOOLS).startswith("system: Be brief.\n\nYou may call")
-
-
-def test_a_template_without_system_turns(http: httpx.Client, server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    strict = (
-        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-        "{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
-    )
-    monkeypatch.setattr(server.service.texts.tokenizer, "chat_template", strict)
-    text = templated(http, messages=CHAT, tools=TOOLS)
-    assert text.startswith("user: You may call")
-    assert text.endswith("\n\nWhere is block 7?\nassistant:")
-
-
-# What is read in the answer
-
-CALLS = [("find", '{"a": "}\\n</tool_call> {\\"b\\": [1]}"}'), ("evict", "{}")]
-WRITTEN = "\n".join(
-    f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>' for name, arguments in CALLS
-)
-
-
-@pytest.mark.parametrize("size", [1, 2, 5, 17, 1000])
-@pytest.mark.parametrize(
-    ("text", "content", "calls"),
-    [
-        ("2 <tools <tool_cal", "2 <tools <tool_cal", []),
-        (WRITTEN, "", CALLS),
-        ("I look. " + WRITTEN, "I look. ", CALLS),
-        (WRITTEN[:-1], "", CALLS),
-        (WRITTEN[: WRITTEN.index("evict") + 3], "", CALLS[:1]),
-    ],
-)
-def test_calls_are_read_however_the_text_is_cut(text: str, content: str, calls: list[Any], size: int) -> None:
-    reader, said = CallReader(), ""
-    found: list[list[str]] = []
-    pieces = [text[start : start + size] for start in range(0, len(text), size)]
-    for piece in [one for part in pieces for one in reader.feed(part)] + list(reader.finish()):
-        said += piece.content
-        if piece.name:
-            found.append([piece.name, ""])
-        if piece.arguments:
-            found[piece.call][1] += piece.arguments
-    assert said == content
-    assert [tuple(one) for one in found] == calls

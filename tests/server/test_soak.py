@@ -51,7 +51,7 @@ def test_what_is_wrong_is_a_fault(
     server: Live, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, kind: Any, draining: bool, fault: str
 ) -> None:
     """Another answer, an end that nothing explains, a status that should be another, somebody let in without a key."""
-    monkeypatch.setattr(clients, "_TOO_MUCH", [("/tokenize", {"inputs": "a"}, 422, "x")])
+    monkeypatch.setattr(clients, "TOO_MUCH", [("/tokenize", {"inputs": "a"}, 422, "x")])
     monkeypatch.setattr(server.service.engine, "draining", draining)
     several = Clients(served(server), [UNKNOWN], random.Random(0))
     asyncio.run(several.act(kind))

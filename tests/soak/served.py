@@ -31,8 +31,9 @@ MODEL_ARGUMENTS = (
 """A cache in which not all that may run have room: requests are preempted, prefixes are evicted."""
 ARGUMENTS = (
     "--host", "127.0.0.1", "--device", "cpu", "--api-key", ",".join(KEYS), "--max-concurrent-requests", str(PLACES),
-    "--max-batch-size", "12", "--max-queue-seconds", "20", "--payload-limit", str(PAYLOAD_LIMIT), "--engine-restart-seconds", "0.2",
-    "--engine-restarts", "100", "--graceful-termination-timeout", "60", "--json-output",
+    "--max-batch-size", "12", "--max-queue-seconds", "20", "--payload-limit", str(PAYLOAD_LIMIT),
+    "--engine-restart-seconds", "0.2", "--engine-restarts", "100", "--graceful-termination-timeout", "60",
+    "--json-output",
 )  # fmt: skip
 START_SECONDS = 120.0
 

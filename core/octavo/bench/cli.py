@@ -115,7 +115,7 @@ def serving(
     attention: Annotated[str | None, setting("attention")] = None,
     block_size: Annotated[int | None, setting("block_size")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Of the engine. Default: as PyTorch decides.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of each; even: neither is favoured by drift.")] = 4,
     peer: Annotated[
         bool | None,
         typer.Option(help="Measure octavo.LLM on the same requests too, in turn. Default: in a closed loop."),

@@ -49,14 +49,14 @@ class Options:
     attention: str | None = None
     block_size: int | None = None
     threads: int | None = None
-    repeats: int = 3
+    repeats: int = 4
     peer: bool = True
     """Measure octavo.LLM as well, in turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One run through the server, and the engine's own that followed it."""
+    """One run through the server, and the engine's own beside it."""
 
     traced: Traced
     server_cpu_seconds: float | None = None
@@ -88,12 +88,8 @@ def run(options: Options, say: Callable[[str], None]) -> Found:
     exchanges = source.generation(load.requests, load.prompts, load.answers, options.seed)
     turns = []
     for number in range(options.repeats):
-        say(f"{number + 1} of {options.repeats}: {options.url or SERVER}")
-        turn = _through_server(options, exchanges)
-        if options.peer:
-            say(f"{number + 1} of {options.repeats}: {ENGINE}")
-            turn = _through_engine(options, exchanges, turn)
-        turns.append(turn)
+        say(f"{number + 1} of {options.repeats}")
+        turns.append(_take_turns(options, exchanges, engine_first=number % 2 == 1))
     workload = _workload(options, source, turns)
     report = Report(bench="serving", machine=where, workload=workload, rows=rows(options, turns, exchanges))
     sizes = _step_rows(turns) if options.peer else []
@@ -102,6 +98,19 @@ def run(options: Options, say: Callable[[str], None]) -> Found:
         Report(bench="serving-steps", machine=where, workload=workload, rows=sizes) if sizes else None,
         latencies(answer for turn in turns for answer in turn.traced.answers),
     )
+
+
+def _take_turns(options: Options, exchanges: list[Exchange], engine_first: bool) -> Turn:
+    """The other way round every second time: a machine's speed drifts, and who always came second would gain by it."""
+    if not options.peer:
+        return _through_server(options, exchanges)
+    if engine_first:
+        measured, steps_alone = _through_engine(options, exchanges)
+        turn = _through_server(options, exchanges)
+    else:
+        turn = _through_server(options, exchanges)
+        measured, steps_alone = _through_engine(options, exchanges)
+    return Turn(turn.traced, turn.server_cpu_seconds, turn.served_steps, measured, steps_alone)
 
 
 def _through_server(options: Options, exchanges: list[Exchange]) -> Turn:
@@ -146,7 +155,7 @@ def _warm_up(traffic: Traffic) -> None:
         raise EngineFailed(f"{traffic.url} answers no request: {warmed.answers[0].error}")
 
 
-def _through_engine(options: Options, exchanges: list[Exchange], turn: Turn) -> Turn:
+def _through_engine(options: Options, exchanges: list[Exchange]) -> tuple[Measurement, list[StepTime]]:
     job = Job(
         engine="octavo",
         model=options.model,
@@ -158,9 +167,7 @@ def _through_engine(options: Options, exchanges: list[Exchange], turn: Turn) -> 
     )
     with recorded() as record:
         measured = measure(job, options.threads, record.folder)
-        return Turn(
-            turn.traced, turn.server_cpu_seconds, turn.served_steps, measured, record.steps()[-measured.steps :]
-        )
+        return measured, record.steps()[-measured.steps :]
 
 
 def _workload(options: Options, source: Source, turns: Sequence[Turn]) -> dict[str, Fact]:

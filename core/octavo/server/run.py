@@ -69,6 +69,7 @@ async def _serve(settings: Settings, listener: socket.socket, visit: Visit | Non
         await server.serve(sockets=[listener])
         if server.force_exit:  # there is no time to ask the engine's process
             await engine.close(0)
+        await server.drained()
         return 1 if server.force_exit or not await visiting else 0
     finally:
         await engine.close()
@@ -126,6 +127,11 @@ class Server(uvicorn.Server):
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
+
+    async def drained(self) -> None:
+        """Wait until the engine has ended that `stop` drains: the event loop must not go before its process does."""
+        if self._drain is not None and not self.force_exit:
+            await self._drain
 
     def stop(self) -> None:
         """Take no new requests and let the running ones finish; asked again, end at once."""

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import llguidance
 import llguidance.hf
@@ -18,7 +18,7 @@ from octavo.hooks import GrammarRefused
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_JSON = {
+_JSON: Any = {
     # As models write it, on one line or indented; without a bound, one that is at a loss adds white space for ever.
     "whitespace_flexible": True,
     "whitespace_pattern": r"\n?[ ]{0,16}",
