@@ -19,7 +19,7 @@ from octavo.conformance.registry import trials
 from octavo.engine.sampling_params import SamplingParams
 from octavo.hooks import HOOKS
 from octavo.settings import Settings, variable
-from octavo.settings_elsewhere import GONE
+from octavo.settings.elsewhere import GONE
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.settings import GROUPS, Settings, SettingsError, flag, variable
-from octavo.settings_elsewhere import without_effect
+from octavo.settings.elsewhere import without_effect
 
 FROM_TGI = {
     "model_id", "revision", "trust_remote_code", "dtype", "kv_cache_dtype",

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from octavo.cli import app
 from octavo.settings import GROUPS, Settings, flag, variable
-from octavo.settings_elsewhere import GONE, gone_flag
+from octavo.settings.elsewhere import GONE, gone_flag
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
@@ -44,6 +44,7 @@ WRONG = {
     "graceful_termination_timeout": ("inf", NUMBER),
     "engine_restarts": ("-1", INTEGER),
     "engine_restart_seconds": ("nan", NUMBER),
+    "ui": ("yes, please", BOOLEAN),
     "json_output": ("yes, please", BOOLEAN),
     "otlp_endpoint": ("localhost:4317", "it must begin with http:// or https://, as in http://localhost:4318"),
 }

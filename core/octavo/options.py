@@ -10,12 +10,11 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from octavo import settings_values
-from octavo.settings import GROUPS, Settings, flag, schemas, variable
+from octavo.settings import GROUPS, Settings, flag, schemas, values, variable
 
 _ALIASES = {"host": ("--hostname",), "max_input_tokens": ("--max-input-length",), "octavo_config": ("--config",)}
 """Further flags: TGI's, and a shorter one."""
-_BOOLEANS = frozenset(name for name, schema in schemas().items() if not settings_values.word(schema))
+_BOOLEANS = frozenset(name for name, schema in schemas().items() if not values.word(schema))
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
@@ -27,8 +26,8 @@ def setting(name: str, *flags: str, **options: Any) -> Any:
 def _help(name: str) -> str:
     """Behind its meaning the variable, the value that it has by itself, and what it may be if no word says that yet."""
     field, schema = Settings.model_fields[name], schemas()[name]
-    value = settings_values.default(field)
-    words = settings_values.allowed(schema).removeprefix("a whole number").removeprefix("a number").strip()
+    value = values.default(field)
+    words = values.allowed(schema).removeprefix("a whole number").removeprefix("a number").strip()
     if words.startswith(("a ", "texts ", "true ")):  # the word behind the flag says it
         words = ""
     told = variable(name) + (f": {words}" if words else "") + (f"; default {value}" if value is not None else "")
@@ -54,7 +53,7 @@ def takes_every_setting(command: Callable[..., None]) -> None:
 def _annotation(name: str) -> Any:
     if name in _BOOLEANS:
         return Annotated[bool | None, setting(name, "/".join(flags_of(name)))]
-    return Annotated[str | None, setting(name, *flags_of(name), metavar=settings_values.word(schemas()[name]))]
+    return Annotated[str | None, setting(name, *flags_of(name), metavar=values.word(schemas()[name]))]
 
 
 def sources(given: Mapping[str, object]) -> dict[str, str]:

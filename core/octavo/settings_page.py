@@ -7,7 +7,7 @@ from rich.table import Table
 
 from octavo.options import flags_of
 from octavo.settings import GROUPS, Settings, schemas, variable
-from octavo.settings_values import allowed, default
+from octavo.settings.values import allowed, default
 
 _TOP = """\
 <!-- Made by `make settings`, from the settings' source: change it there. -->

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from octavo import logs
 from octavo.options import bad_input_is_told, from_flags, takes_every_setting
 from octavo.settings import Settings, SettingsError
-from octavo.settings_elsewhere import gone_flag
+from octavo.settings.elsewhere import gone_flag
 
 logger = logging.getLogger(__name__)
 

@@ -122,7 +122,7 @@ def test_without_the_extra_it_says_what_to_install(missing: Any, monkeypatch: py
         if missing is not None:
             raise missing
 
-    monkeypatch.setattr("octavo.settings_server.find_spec", find_spec)
+    monkeypatch.setattr("octavo.settings.server.find_spec", find_spec)
     monkeypatch.setenv("OTLP_ENDPOINT", "http://localhost:4318")
     with pytest.raises(SettingsError, match=r"variable OTLP_ENDPOINT\): traces need .* pip install 'octavo\[otel\]'"):
         Settings()

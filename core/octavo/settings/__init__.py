@@ -18,11 +18,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError
 
-from octavo import settings_values
-from octavo.settings_elsewhere import FORMER_NAMES, without_effect
-from octavo.settings_engine import Batching, Cache, Model
-from octavo.settings_group import SettingsGroup
-from octavo.settings_server import Lifecycle, Limits, Logging, Security, Server
+from octavo.settings import values
+from octavo.settings.elsewhere import FORMER_NAMES, without_effect
+from octavo.settings.engine import Batching, Cache, Model
+from octavo.settings.group import SettingsGroup
+from octavo.settings.server import Lifecycle, Limits, Logging, Security, Server
 
 logger = logging.getLogger(__name__)
 
@@ -139,9 +139,9 @@ GROUPS = {base.group: tuple(base.model_fields) for base in Settings.__bases__ if
 
 
 @cache
-def schemas() -> Mapping[str, settings_values.Schema]:
+def schemas() -> Mapping[str, values.Schema]:
     """The JSON schema of each setting: types and bounds."""
-    properties: Mapping[str, settings_values.Schema] = Settings.model_json_schema()["properties"]
+    properties: Mapping[str, values.Schema] = Settings.model_json_schema()["properties"]
     return properties
 
 
@@ -188,7 +188,7 @@ def _wrong_values(error: ValidationError, sources: Mapping[str, str]) -> Iterato
         elif problem["type"] == "value_error":  # of our own checks, which say it better
             yield f"{name} is {_shown(name, problem['input'])} ({sources[name]}): {problem['ctx']['error']}"
         else:
-            must = settings_values.allowed(schemas()[name])
+            must = values.allowed(schemas()[name])
             yield f"{name} is {_shown(name, problem['input'])} ({sources[name]}): it must be {must}"
 
 

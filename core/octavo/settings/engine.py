@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic_settings import NoDecode
 
-from octavo.settings_group import SettingsGroup
+from octavo.settings.group import SettingsGroup
 
 
 class Model(SettingsGroup):

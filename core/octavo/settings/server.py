@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from octavo.settings_group import SettingsGroup, Texts
+from octavo.settings.group import SettingsGroup, Texts
 
 
 class Server(SettingsGroup):
