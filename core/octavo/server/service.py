@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from octavo.async_engine import AsyncEngine, RequestStream
 
 
+_TGI_FIELDS = ("inputs", "max_new_tokens")
+_FIELDS = {"/v1/completions": ("prompt", "max_tokens"), "/v1/chat/completions": ("messages", "max_tokens")}
+"""On OpenAI's routes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who asks, and how long they wait."""
@@ -39,6 +44,8 @@ class Caller:
     """Goes into the request's line of the log."""
     trace: str = ""
     """The client's `traceparent`, or nothing."""
+    fields: tuple[str, str] = _TGI_FIELDS
+    """What the prompt and the answer's length are called on this route."""
     arrived: float = field(default_factory=time.perf_counter)
 
 
@@ -70,7 +77,8 @@ class Service:
         """Who asks. Raises the 422 of a wrong deadline."""
         state = request.scope["state"]
         deadline = Deadline(seconds_allowed(request, self.settings.request_timeout))
-        return Caller(state["tenant"], state["request_id"], deadline, state["log"], state["trace"])
+        fields = _FIELDS.get(request.url.path, _TGI_FIELDS)
+        return Caller(state["tenant"], state["request_id"], deadline, state["log"], state["trace"], fields)
 
     @contextmanager
     def counted(self, caller: Caller, sequences: int) -> Iterator[Meter]:
@@ -99,18 +107,18 @@ class Service:
         except GrammarRefused as error:
             raise errors.invalid(f"`{field}`: {error}", field) from None
 
-    def check_length(self, prompt: Sequence[int], max_tokens: int | None) -> None:
+    def check_length(self, prompt: Sequence[int], max_tokens: int | None, caller: Caller) -> None:
         """Raises TGI's 422 for a prompt, or prompt and answer, above the limits."""
-        info, length = self.engine.info, len(prompt)
+        info, length, (inputs, most) = self.engine.info, len(prompt), caller.fields
         if max_tokens is not None and length + max_tokens > info.max_total_tokens:
             raise errors.invalid(
-                f"`inputs` tokens + `max_new_tokens` must be <= {info.max_total_tokens}. "
-                f"Given: {length} `inputs` tokens and {max_tokens} `max_new_tokens`",
-                "max_new_tokens",
+                f"`{inputs}` tokens + `{most}` must be <= {info.max_total_tokens}. "
+                f"Given: {length} `{inputs}` tokens and {max_tokens} `{most}`",
+                most,
             )
         if length > info.max_input_tokens:
             raise errors.invalid(
-                f"`inputs` must have at most {info.max_input_tokens} tokens. Given: {length}", "inputs"
+                f"`{inputs}` must have at most {info.max_input_tokens} tokens. Given: {length}", inputs
             )
 
     @asynccontextmanager
@@ -122,7 +130,7 @@ class Service:
         With a limit to their time in the queue they run on entry. Raises the 429 where none of them did in time.
         """
         for prompt in prompts:
-            self.check_length(prompt, params.max_tokens)
+            self.check_length(prompt, params.max_tokens, caller)
         meter.prompt_tokens, meter.max_new_tokens = sum(map(len, prompts)), params.max_tokens
         meter.submit()
         async with AsyncExitStack() as stack:
