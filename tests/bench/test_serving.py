@@ -1,5 +1,6 @@
 """`octavo bench serving`: rows worked out by hand, the command as called, and a server that is too small."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from octavo.bench.throughput import Load
 from octavo.bench.traffic import Answer, Traced
 from octavo.bench.workload import Range
 from tests.bench.test_report import units_are_named
-from tests.server.live import live
+from tests.server.live import Live, live
 
 EXCHANGES = [Exchange([1], 4), Exchange([2], 4)]
 SMALL = ["--no-sharegpt", "--input-min", "5", "--input-max", "9", "--repeats", "1"]
@@ -108,20 +109,37 @@ def test_the_command(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "octavo.LLM ms" in result.stdout
 
 
-def test_a_server_that_turns_requests_away(tiny: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def one_place(tiny: Path) -> Iterator[Live]:
+    """A server that takes one request at a time."""
+    with live(tiny, max_concurrent_requests=1, block_size=4) as server:
+        yield server
+
+
+def test_no_turn_finds_what_an_earlier_one_left(tiny: Path, one_place: Live) -> None:
+    """The engine, which says how many prompt tokens it found in its cache, goes on from turn to turn."""
+    bench(
+        "--model", str(tiny), *SMALL, "--url", one_place.url, "--streams", "1", "--requests", "2", "--repeats", "2",
+        "--output-min", "1", "--output-max", "2",
+    )  # fmt: skip
+    stats = one_place.run(one_place.service.engine.stats())
+    assert stats.queried_tokens >= 2 * 2 * 2 * 5
+    assert stats.hit_tokens == 0
+
+
+def test_a_server_that_turns_requests_away(tiny: Path, tmp_path: Path, one_place: Live) -> None:
     """It has one place, and eight requests come within a moment, none of which is short."""
-    with live(tiny, max_concurrent_requests=1) as server:
-        bench(
-            "--model", str(tiny), *SMALL, "--url", server.url, "--rate", "10000", "--requests", "8",
-            "--output-min", "100", "--output-max", "100", "--json", str(tmp_path / "s.json"),
-        )  # fmt: skip
+    bench(
+        "--model", str(tiny), *SMALL, "--url", one_place.url, "--rate", "10000", "--requests", "8",
+        "--output-min", "100", "--output-max", "100", "--json", str(tmp_path / "s.json"),
+    )  # fmt: skip
     report = Report.read(tmp_path / "s.json")
     (row,) = report.rows
     failed = row["failed_requests"]
     assert isinstance(failed, int)
     assert 0 < failed < 8
     assert str(report.workload["failures"]).startswith(f"{failed} of status 429: ")
-    assert row["engine"] == server.url
+    assert row["engine"] == one_place.url
     assert row["server_cpu_per_token_seconds"] is None
 
 

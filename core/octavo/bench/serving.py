@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -119,8 +120,9 @@ def _through_server(options: Options, exchanges: list[Exchange]) -> Turn:
         key = next(iter(Settings().api_key), None)
         served = server.get("/v1/models", key)["data"][0]["id"]
         traffic = Traffic(
-            url=server.url, model=served, exchanges=exchanges, streams=options.streams, arrivals=arrivals, api_key=key
-        )
+            url=server.url, model=served, exchanges=exchanges, streams=options.streams, arrivals=arrivals, api_key=key,
+            cache_salt=secrets.token_hex(8),  # a server that goes on has answered these prompts before
+        )  # fmt: skip
         _warm_up(traffic)
         steps_before, cpu_before = len(record.steps()), server.cpu_seconds()
         traced = send(traffic)
@@ -147,10 +149,10 @@ def _server(options: Options, record: Record) -> Iterator[Server]:
 
 
 def _warm_up(traffic: Traffic) -> None:
-    """As `octavo bench throughput` does, a few tokens of each; under a salt, so that no prefix is found later."""
+    """As `octavo bench throughput` does, a few tokens of each; under another salt, so that no prefix is found later."""
     short = [Exchange(each.prompt, min(WARM_UP_TOKENS, each.answer_tokens)) for each in traffic.exchanges]
     streams = traffic.streams or min(len(short), 8)
-    warmed = send(replace(traffic, exchanges=short, streams=streams, arrivals=None, cache_salt="warm-up"))
+    warmed = send(replace(traffic, exchanges=short, streams=streams, arrivals=None, cache_salt=secrets.token_hex(8)))
     if all(answer.error for answer in warmed.answers):
         raise EngineFailed(f"{traffic.url} answers no request: {warmed.answers[0].error}")
 
