@@ -152,6 +152,11 @@ def test_a_wrong_openai_field_is_named(
         ("/v1/completions", {"prompt": "a" * 1024}, "`prompt` must have at most 1023 tokens"),
         ("/v1/completions", {"prompt": "a", "max_tokens": 1024}, "1 `prompt` tokens and 1024 `max_tokens`"),
         ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 1024}, "`messages` tokens and 1024 `max_tokens`"),
+        (
+            "/v1/chat/completions",
+            {"messages": CHAT, "max_completion_tokens": 1024},
+            "`messages` tokens and 1024 `max_completion_tokens`",
+        ),
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
         ("/v1/completions", {"prompt": "a", "logprobs": 6}, "logprobs"),
         ("/v1/completions", {"prompt": "a", "n": 2, "best_of": 1}, "best_of"),

@@ -57,7 +57,7 @@ async def respond(
     complete: Callable[[Service, Body, Caller, Head], Awaitable[tuple[Meter, msgspec.Struct]]],
 ) -> Response:
     """The answer to a request, as events if it asks for them; `kind` begins its id."""
-    caller, device = service.caller(request), service.engine.info.device
+    caller, device = service.caller(request, body.length_fields), service.engine.info.device
     head = Head.of(kind, service, caller)
     if body.stream:
         events = stream(service, body, caller, head)

@@ -93,6 +93,11 @@ class CompletionRequest(CommonRequest):
     echo: bool | None = Field(default=None, description="Put the prompt in front of the answer; not in streams.")
     suffix: Nothing = None
 
+    @property
+    def length_fields(self) -> tuple[str, str]:
+        """What the prompt and the answer's length are called."""
+        return "prompt", "max_tokens"
+
 
 class TextPart(Body):
     """A part of a turn that is text."""
@@ -158,6 +163,12 @@ class ChatRequest(CommonRequest):
     def most_tokens(self) -> int | None:
         """Of the answer."""
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def length_fields(self) -> tuple[str, str]:
+        """What the chat and the answer's length are called: by the name that was given."""
+        newer = self.max_tokens is None and self.max_completion_tokens is not None
+        return "messages", "max_completion_tokens" if newer else "max_tokens"
 
 
 def sampling(asked: CommonRequest, settings: Settings, top: int | None, best_of: int | None = None) -> SamplingParams:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 
 _TGI_FIELDS = ("inputs", "max_new_tokens")
-_FIELDS = {"/v1/completions": ("prompt", "max_tokens"), "/v1/chat/completions": ("messages", "max_tokens")}
-"""On OpenAI's routes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class Caller:
     trace: str = ""
     """The client's `traceparent`, or nothing."""
     fields: tuple[str, str] = _TGI_FIELDS
-    """What the prompt and the answer's length are called on this route."""
+    """What the request calls the prompt and the answer's length."""
     arrived: float = field(default_factory=time.perf_counter)
 
 
@@ -73,11 +71,10 @@ class Service:
         """The name under which the model is served."""
         return self.engine.info.model
 
-    def caller(self, request: Request) -> Caller:
-        """Who asks. Raises the 422 of a wrong deadline."""
+    def caller(self, request: Request, fields: tuple[str, str] = _TGI_FIELDS) -> Caller:
+        """Who asks, by these names for the prompt and the answer's length. Raises the 422 of a wrong deadline."""
         state = request.scope["state"]
         deadline = Deadline(seconds_allowed(request, self.settings.request_timeout))
-        fields = _FIELDS.get(request.url.path, _TGI_FIELDS)
         return Caller(state["tenant"], state["request_id"], deadline, state["log"], state["trace"], fields)
 
     @contextmanager
