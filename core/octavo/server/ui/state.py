@@ -105,6 +105,8 @@ class Viewer:
         self._service = service
         self._asking = asyncio.Lock()
         self._snapshot: CacheSnapshot | None = None
+        self._caches: dict[str, Cache] = {}
+        """What each tenant sees of it: many pages, and many questions of one, are told the same."""
         self._taken = self._fresh_until = 0.0
         self._trouble = ""
         self._cached_text = lru_cache(maxsize=4 * _MOST)(self._decode)
@@ -115,6 +117,8 @@ class Viewer:
             if time.monotonic() >= self._fresh_until:
                 await self._ask()
         info, snapshot = self._service.engine.info, self._snapshot
+        if snapshot is not None and tenant not in self._caches:
+            self._caches[tenant] = self._cache(snapshot, tenant)
         return PageState(
             model=info.model,
             backend=info.backend,
@@ -125,12 +129,12 @@ class Viewer:
             most_answers=self._service.settings.max_best_of,
             trouble=self._trouble,
             time=self._taken,
-            cache=None if snapshot is None else self._cache(snapshot, tenant),
+            cache=self._caches.get(tenant),
         )
 
     async def _ask(self) -> None:
         try:
-            self._snapshot = await self._service.engine.snapshot(_MOST)
+            self._snapshot, self._caches = await self._service.engine.snapshot(_MOST), {}
         except EngineDied as error:
             self._trouble = str(error)
         except TimeoutError:
