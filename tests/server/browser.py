@@ -27,6 +27,7 @@ def chromium() -> Iterator[Browser]:
 def opened(browser: Browser, url: str, password: str) -> Iterator[Page]:
     """A page that may neither say anything on the console, but that a server was down, nor speak to another host."""
     context = browser.new_context(http_credentials={"username": "me", "password": password})
+    context.add_init_script("delete ReadableStream.prototype[Symbol.asyncIterator]")  # as in Safari
     page = context.new_page()
     page.set_default_timeout(60_000)
     told: list[str] = []

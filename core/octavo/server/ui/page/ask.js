@@ -40,12 +40,19 @@ function asText({ messages, ...rest }) {
 }
 
 async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader(); // not every browser iterates over a stream
   let rest = "";
-  for await (const piece of stream.pipeThrough(new TextDecoderStream())) {
-    const lines = (rest + piece).split("\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
+      }
     }
+  } finally {
+    reader.cancel().catch(() => {}); // it may have failed: whoever reads is told so already
   }
 }
