@@ -1,5 +1,6 @@
 """Every setting once, from an argument or its variable; wrong values say where they came from and what is allowed."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,23 @@ def test_a_file_gives_way_to_variables_and_arguments(tmp_path: Path, monkeypatch
     assert (settings.api_key, settings.max_input_tokens) == (("a", "b"), 9)
     monkeypatch.setenv("OCTAVO_CONFIG", str(file))
     assert Settings().port == 1
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_another_process_has_them_as_they_are(in_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a former name too, and whatever the file says by then."""
+    file = tmp_path / "octavo.toml"
+    file.write_text("block_size = 16\n" + "max_input_length = 9\n" * in_file)
+    monkeypatch.setenv("OCTAVO_CONFIG", str(file))
+    if not in_file:
+        monkeypatch.setenv("MAX_INPUT_LENGTH", "9")
+    settings = Settings()
+    given = json.loads(json.dumps(settings.model_dump(mode="json", exclude_unset=True)))
+    file.write_text("max_batch_size = 1\nmax_input_length = 10\nno setting")
+    there = Settings(_sources=dict(settings.sources), _read=False, **given)
+    assert there.model_dump() == settings.model_dump()
+    assert there.sources == settings.sources
+    assert there.max_input_tokens == 9
 
 
 @pytest.mark.parametrize(

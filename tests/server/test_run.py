@@ -42,9 +42,9 @@ def free_port() -> int:
 
 
 def command(*arguments: str) -> subprocess.Popen[str]:
-    """The variable is misspelt, and warned of before the settings say how the log is written."""
+    """One variable is misspelt, and warned of before the settings say how the log is written; one is a former name."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    environment["MAX_STOP_SEQUENCE"] = "1"
+    environment |= {"MAX_STOP_SEQUENCE": "1", "MAX_INPUT_LENGTH": "30000"}
     words = [sys.executable, "-c", "from octavo.cli import main; main()", "serve", *arguments]
     return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
@@ -85,7 +85,9 @@ def test_an_engine_that_dies_and_a_server_that_ends(model: Path) -> None:
         with http.stream("POST", "/v1/completions", json=LONG) as response:
             lines = response.iter_lines()
             next(lines)
-            os.kill(http.get("/info").json()["engine_process_id"], signal.SIGKILL)
+            info = http.get("/info").json()
+            assert info["max_input_tokens"] == 30_000
+            os.kill(info["engine_process_id"], signal.SIGKILL)
             data = [line[6:] for line in lines if line.startswith("data: ")]
         error = json.loads(data[-1])["error"]
         assert (error["http_status_code"], error["code"]) == (503, "engine_died")

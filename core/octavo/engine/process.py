@@ -190,7 +190,7 @@ def _serve(socket: zmq.Socket[bytes]) -> None:
     message = messages.decode_to_engine(socket.recv())
     if not isinstance(message, messages.Start):
         raise ValueError(f"the first message is {type(message).__name__}, not Start")
-    settings = Settings(_sources=message.sources, _warn=False, **message.settings)
+    settings = Settings(_sources=message.sources, _warn=False, _read=False, **message.settings)
     logs.configure(settings.json_output)
     settings.tell_plugins()
     plugins = installed_plugins()

@@ -78,14 +78,18 @@ class Settings(Model, Cache, Batching, Limits, Server, Security, Lifecycle, Logg
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def __init__(self, **given: Any) -> None:
-        """`_sources`, a mapping: where arguments come from that are passed on. `_warn`: of variables without effect."""
-        passed_on, warn = given.pop("_sources", {}), given.pop("_warn", True)
+        """`_sources`, a mapping: where arguments come from that are passed on. `_warn`: of variables without effect.
+
+        `_read`: look at variables' former names and at the file; False where another process has done so.
+        """
+        passed_on, warn, read = given.pop("_sources", {}), given.pop("_warn", True), given.pop("_read", True)
         arguments = {name: value for name, value in given.items() if value is not None}
-        sources = _variables() | dict.fromkeys(arguments, "argument") | passed_on
+        sources = (_variables() if read else {}) | dict.fromkeys(arguments, "argument") | passed_on
         if warn:
             for sentence in without_effect(os.environ, Settings.model_fields):
                 logger.warning(sentence)
-        if file := arguments.get("octavo_config") or os.environ.get(variable("octavo_config")):
+        file = arguments.get("octavo_config") or os.environ.get(variable("octavo_config"))
+        if read and file:
             for name, value in _from_file(Path(file).expanduser()).items():
                 if name not in sources:
                     arguments[name], sources[name] = value, f"in {file}"
