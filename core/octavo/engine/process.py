@@ -64,8 +64,11 @@ class Service:
 
     def run(self) -> None:
         """Serve until the client says stop. Raises what a step raises that the engine cannot survive."""
-        while not self.stopped:
-            self.turn()
+        try:
+            while not self.stopped:
+                self.turn()
+        finally:  # the process would end no sooner than the last grammar that waits
+            self._compiler.shutdown(wait=False, cancel_futures=True)
 
     def turn(self) -> None:
         """Take what has arrived, waiting for something if there is nothing to run; then run a step."""
