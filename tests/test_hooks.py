@@ -113,7 +113,7 @@ REQUEST = RequestSummary(
 
 
 class Watches:
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: BaseException | None = None) -> None:
         self.seen: list[Any] = []
         self.error = error
 
@@ -149,6 +149,36 @@ def test_an_observer_that_raises_is_not_told_again(caplog: pytest.LogCaptureFixt
     assert caplog.text.count("full disk") == 1
     plugins.request_finished(REQUEST)
     assert [len(watcher.seen) for watcher in watchers] == [4, 2, 4]
+
+
+class PanicException(BaseException):
+    """What a library in Rust raises through PyO3 where it panics."""
+
+
+@pytest.mark.parametrize("error", [PanicException("unwrap on None"), SystemExit(1)], ids=repr)
+def test_what_is_no_exception_is_a_plugins_fault_too(error: BaseException) -> None:
+    def raises(params: Any) -> Any:
+        raise error
+
+    watchers = [Watches(error), Watches()]
+    plugins = plugins_of(Processes(raises), *watchers)
+    assert plugins.logits_processors({}, None) == []
+    for _ in range(2):
+        plugins.step_finished(STEP)
+    assert [len(watcher.seen) for watcher in watchers] == [1, 2]
+    assert [fault.where for fault in plugins.faults] == ["octavo_logits_processors", "octavo_step_finished"]
+
+
+def test_an_interrupt_is_no_plugins_fault() -> None:
+    def raises(params: Any) -> Any:
+        raise KeyboardInterrupt
+
+    plugins = plugins_of(Processes(raises), Watches(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        plugins.logits_processors({}, None)
+    with pytest.raises(KeyboardInterrupt):
+        plugins.step_finished(STEP)
+    assert plugins.faults == []
 
 
 @pytest.mark.parametrize("hook", hooks.HOOKS)

@@ -193,9 +193,9 @@ class Plugins:
         for origin, caller in self._callers[hook]:
             try:
                 answer = caller(**arguments)
-            except GrammarRefused:
+            except (GrammarRefused, KeyboardInterrupt):
                 raise
-            except Exception as error:
+            except BaseException as error:  # sys.exit, and what a library in Rust panics with, is no Exception
                 self._fault_once(origin, hook, error)
                 continue
             if isinstance(answer, list) and not _answers_once(caller):
@@ -208,7 +208,9 @@ class Plugins:
             origin, caller = observer
             try:
                 caller(**arguments)
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 self._callers[hook].remove(observer)
                 self._fault(origin, hook, error)
 

@@ -123,6 +123,19 @@ def test_processors_see_their_row_after_penalties() -> None:
     torch.testing.assert_close(seen[1][1][6], logits[0, 6].float() - 2.0)
 
 
+def test_a_processor_that_panics_fails_its_row_alone() -> None:
+    class PanicException(BaseException):
+        """As PyO3's, for a panic in Rust."""
+
+    def panics(output_ids: Sequence[int], logits: Tensor) -> Tensor:
+        raise PanicException("unwrap on None")
+
+    logits = normal(2, 10)
+    sampled = Sampler()(logits, build_batch([row(SamplingParams(temperature=0))] * 2), [(1, panics, [7])])
+    assert sampled.token_ids[0] == int(logits[0].argmax())
+    assert {failed: str(error) for failed, error in sampled.failed.items()} == {1: "unwrap on None"}
+
+
 def test_histories_may_be_arrays_or_lists() -> None:
     params = SamplingParams(frequency_penalty=1.0, repetition_penalty=1.2)
     logits = normal(2, 10)

@@ -229,7 +229,7 @@ class Engine:
             ids, logprobs = sampled.top_token_ids[row], sampled.top_logprobs[row]
             output.top = list(zip(ids.tolist(), logprobs.tolist(), strict=True))
 
-    def _fail(self, request: Request, error: Exception) -> Output:
+    def _fail(self, request: Request, error: BaseException) -> Output:
         output = self._output(request)
         output.finish_reason, output.error = FinishReason.ERROR, f"{type(error).__name__}: {error}"
         self.scheduler.cancel(request, insert=False)

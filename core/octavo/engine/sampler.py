@@ -43,7 +43,7 @@ class Sampled:
     logprobs: npt.NDArray[np.float32] | None = None
     top_token_ids: list[Integers] | None = None
     top_logprobs: list[npt.NDArray[np.float32]] | None = None
-    failed: dict[int, Exception] = field(default_factory=dict)
+    failed: dict[int, BaseException] = field(default_factory=dict)
     """Rows whose logits processor raised: their token means nothing."""
 
 
@@ -66,7 +66,7 @@ class Sampler:
             raise ValueError(f"{logits.shape[0]} rows of logits for a batch of {len(batch)}: give one row per sequence")
         if batch.argmax_only and not processors:
             return Sampled(logits.argmax(-1).numpy(force=True))
-        failed: dict[int, Exception] = {}
+        failed: dict[int, BaseException] = {}
         scores = _modified(logits, batch, processors, failed)
         chosen = scores.argmax(-1)
         drawing = np.flatnonzero(batch.temperature > 0)
@@ -120,7 +120,7 @@ def _modified(
     logits: Tensor,
     batch: SamplingBatch,
     processors: Sequence[tuple[int, LogitsProcessor, Sequence[int]]],
-    failed: dict[int, Exception],
+    failed: dict[int, BaseException],
 ) -> Tensor:
     """Logits in float32 after biases, bans, penalties and processors; a copy if there are any. Fills `failed`."""
     if not (batch.biases.rows.size or batch.penalised.size or processors):
@@ -133,7 +133,9 @@ def _modified(
     for row, processor, output_ids in processors:
         try:
             scores[row] = _processed(processor, output_ids, scores[row])
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a panic of a library in Rust, or sys.exit, is no Exception
             failed[row] = error
     return scores
 
