@@ -96,6 +96,14 @@ def test_a_step_that_does_not_fit(loaded: LoadedModel) -> None:
         build(loaded, Small(), max_batch_prefill_tokens=64)
 
 
+def test_a_step_that_leaves_nothing_is_named(loaded: LoadedModel) -> None:
+    class Full(Card):
+        taken = Card.free
+
+    with pytest.raises(SettingsError, match="takes up to 1000000 of 1000000 free bytes: lower max_batch_prefill_tok"):
+        build(loaded, Full())
+
+
 def test_a_backend_that_cannot_compute_is_not_told_at_the_start(
     loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:

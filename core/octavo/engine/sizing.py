@@ -86,9 +86,13 @@ def limits_of(settings: Settings, selection: Selection, room: Room, num_blocks: 
     spare = selection.capabilities.spare_slots
     capacity = (num_blocks - 1) * room.block_size - spare
     if capacity < 2:
+        less = (
+            f"; a step takes up to {room.activations} of {room.free} free bytes: lower max_batch_prefill_tokens, "
+            "max_total_tokens or max_batch_size, and it takes less"
+        )
         raise SettingsError(
             f"the cache has room for {max(num_blocks, 0)} blocks of {room.block_size} tokens, {room.block_bytes} bytes "
-            "each, and one is reserved: raise max_batch_total_tokens, or free memory"
+            f"each, and one is reserved: raise max_batch_total_tokens, or free memory{less if room.activations else ''}"
         )
     model_limit = max_position or capacity
     total = settings.max_total_tokens or min(model_limit, capacity)
