@@ -31,7 +31,7 @@ GONE = {
     "prefill_chunking": "prompts are computed in chunks of MAX_BATCH_PREFILL_TOKENS wherever the attention backend can",
     "enable_prefill_logprobs": "decoder_input_details works by itself",
     "disable_custom_kernels": "ATTENTION=reference is attention in plain PyTorch, COMPILE=0 the model as it is",
-    "disable_grammar_support": "nothing is spent on grammars while no request has one",
+    "disable_grammar_support": "a start takes about a second to be ready for them; uninstall llguidance to have none",
     "rope_scaling": _CONFIGURATION,
     "rope_factor": _CONFIGURATION,
     "tokenizer_config_path": "put the file into the checkpoint's folder, as tokenizer_config.json",
