@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +13,10 @@ import torch
 
 from octavo.attention.contract import AttentionBackend
 from octavo.attention.device import CPU, Device, Memory
+from octavo.engine import warm_up
 from octavo.engine.build import Built, build_engine
+from octavo.engine.runner import Runner
+from octavo.engine.step import Step
 from octavo.engine.warm_up import Worst, step
 from octavo.logs import JsonLines
 from octavo.models.load import LoadedModel, load
@@ -180,3 +183,19 @@ def test_a_cpu_runs_few_layers_of_a_long_step(
         assert runs * kinds <= len(of_size) <= runs * (layers - 1)
         assert len(set(map(id, of_size))) == kinds
     assert not any(count > 4096 // 8 for count, _ in calls)
+
+
+@pytest.mark.parametrize(("tokens", "context"), [(4096, 131_072), (100, 65_536), (4096, 5000)])
+def test_long_contexts_are_worked_out(tokens: int, context: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that holds all scores takes tokens * context; no step with a long one is run to learn that."""
+
+    def scores(wanted: Step, *_: object) -> int:
+        tokens, longest = len(wanted.token_ids), int(wanted.context_lengths.max())
+        assert longest <= 8192
+        return 1000 + 7 * tokens + 3 * longest + 4 * tokens * longest
+
+    monkeypatch.setattr(warm_up, "_peak", lambda runner, wanted, device: scores(wanted))
+    monkeypatch.setattr(warm_up, "_run", lambda runner, wanted: scores(wanted))
+    found = warm_up._of_prompts(cast(Runner, None), Worst(tokens, context, 0, False), BLOCK_SIZE, Card())
+    exact = 1000 + 7 * tokens + 3 * context + 4 * tokens * context
+    assert exact <= found <= 1.1 * exact

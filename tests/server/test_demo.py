@@ -27,12 +27,14 @@ def logged_afterwards() -> Iterator[None]:
 
 
 def test_it_serves_and_shows_an_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On another port than the one that is in use and that nobody asked for."""
+    """On another port than the one that is in use and that nobody asked for; with the key, which it does not show."""
     monkeypatch.setattr(logs, "configure", lambda as_json: None)
     monkeypatch.delenv("PORT", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        settings = Settings(model_id=str(folder), host="127.0.0.1", device="cpu", max_batch_total_tokens=8192)
+        settings = Settings(
+            model_id=str(folder), host="127.0.0.1", device="cpu", max_batch_total_tokens=8192, api_key="first-key"
+        )
         said: list[str] = []
         assert demo.demo(settings.model_copy(update={"port": port}), said.append, check=True) == 0
     told = "".join(said)
@@ -41,6 +43,8 @@ def test_it_serves_and_shows_an_answer(folder: Path, monkeypatch: pytest.MonkeyP
     answer = told.split("\n\n")[1]
     assert answer
     assert "Ctrl-C" not in told
+    assert "Bearer YOUR-KEY" in told
+    assert "first-key" not in told
 
 
 class Answering(BaseHTTPRequestHandler):

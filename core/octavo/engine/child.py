@@ -50,7 +50,7 @@ class Child:
             socket.bind(address)
             command = (sys.executable, "-P", "-m", "octavo.engine.process", address)
             child = cls(await _spawn(*command), socket, folder)
-            given = settings.model_dump(mode="json", exclude_unset=True)
+            given = settings.model_dump(mode="json", exclude_unset=True, exclude={"api_key"})
             socket.send(
                 messages.encode(messages.Start(given, dict(settings.sources)))
             )  # it goes out when the process has connected

@@ -6,15 +6,16 @@ one, so nothing depends on the size that is yet to be found.
 
 On an accelerator the whole step runs, in a moment. On a CPU it could take many seconds, and what it holds at a time is
 that of one layer, and then of sampling: so the first layer of each kind runs, with a sixteenth and an eighth of the
-prompt tokens, of which its memory is a linear function while the context stays as it is; and a few rows are sampled.
-Both are added, for what the allocator has taken for the one does not always serve the other.
+prompt tokens, and two contexts where they are long. Its memory is a linear function of either while the other stays as
+it is. And a few rows are sampled. Both are added, for what the allocator has taken for the one does not always serve
+the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ _BLOCK = 1
 """... and the one that all tables name."""
 _MANY_TOKENS = 512
 """Prompt tokens above which a CPU measures a part and works out the rest."""
+_LONG_CONTEXT = 8192
+"""Tokens of context above which a CPU does the same: kernels that hold all scores would need what there may not be."""
 _FEW_ROWS = 16
 _ALL = SamplingParams(
     temperature=0.7, top_k=50, top_p=0.9, min_p=0.01, typical_p=0.9, repetition_penalty=1.1, logprobs=5
@@ -67,7 +70,18 @@ def activations(runner: Runner, worst: Worst, block_size: int, device: Device) -
 
 
 def _of_prompts(runner: Runner, worst: Worst, block_size: int, device: Device) -> int:
-    """A line through two measured sizes, where the whole would take long."""
+    """A line through two contexts, where the whole one is long."""
+    if worst.whole_prompts or worst.context <= _LONG_CONTEXT:
+        return _of_tokens(runner, worst, block_size, device)
+    step = _LONG_CONTEXT // 2
+    half, long = (
+        _of_tokens(runner, replace(worst, context=context), block_size, device) for context in (step, _LONG_CONTEXT)
+    )
+    return long + max(long - half, 0) * -(-(worst.context - _LONG_CONTEXT) // step)
+
+
+def _of_tokens(runner: Runner, worst: Worst, block_size: int, device: Device) -> int:
+    """A line through two numbers of tokens, where all would take long."""
     tokens = worst.prompt_tokens
     first, second = (tokens, tokens) if tokens <= _MANY_TOKENS else (tokens // 16, tokens // 8)
     less = _prompt_step(worst, first, block_size)

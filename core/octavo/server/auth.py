@@ -20,8 +20,13 @@ def is_open(path: str, method: str) -> bool:
     return path in _OPEN or (path == "/" and method in ("GET", "HEAD"))
 
 
-FIRST_KEY_ALONE = frozenset({"/metrics"})
-"""Paths that tell of all tenants together: who sees the sums before and after knows what another one did."""
+def is_first_keys(path: str) -> bool:
+    """Does it tell of all tenants together? Who sees the sums before and after knows what another one did."""
+    return path == "/metrics" or _is_page(path)
+
+
+def _is_page(path: str) -> bool:
+    return path == "/ui" or path.startswith("/ui/")
 
 
 class ApiKeys:
@@ -42,7 +47,7 @@ class ApiKeys:
             if tenant is None:
                 await errors.response(scope["path"], _unauthorized(scope["path"]))(scope, receive, send)
                 return
-            if scope["path"] in FIRST_KEY_ALONE and tenant != next(iter(self.tenants.values())):
+            if is_first_keys(scope["path"]) and tenant != next(iter(self.tenants.values())):
                 await errors.response(scope["path"], _forbidden(scope["path"]))(scope, receive, send)
                 return
             scope["state"]["tenant"] = tenant
@@ -83,7 +88,7 @@ def _not_forged(method: str, headers: Headers) -> bool:
 def _unauthorized(path: str) -> errors.ApiError:
     """A browser asks its user for a password where Basic is offered: at the page alone."""
     message, asked = "An API key is needed: send the header `Authorization: Bearer KEY`", "Bearer"
-    if path == "/ui" or path.startswith("/ui/"):
+    if _is_page(path):
         message += ", or give a browser the key as the password, with any name"
         asked = 'Basic realm="octavo", charset="UTF-8"'
     return errors.ApiError(401, "unauthorized", message, headers={"WWW-Authenticate": asked})

@@ -63,7 +63,7 @@ def demo(
     """Serve the demo model on this machine, and ask it something: octavo demo."""
     with _told():
         host = None if "host" in Settings(_warn=False).sources else "127.0.0.1"
-        settings = Settings(model_id="demo", host=host, api_key=())
+        settings = Settings(model_id="demo", host=host)
         from octavo.server.demo import demo as run
 
         status = run(settings, lambda text: typer.echo(text, nl=False), check=check)

@@ -36,7 +36,7 @@ def demo(settings: Settings, say: Callable[[str], None], *, check: bool) -> int:
         settings = settings.model_copy(update={"port": 0})
 
     def visit(url: str) -> bool:
-        _ask(url, say)
+        _ask(url, say, next(iter(settings.api_key), None))
         if not check:
             say(f"==> Chat with it, and look at its cache: {url}/ui\n")
             say(f"==> Every route, to try out:             {url}/docs\n")
@@ -57,9 +57,9 @@ def _in_use(settings: Settings) -> bool:
     return False
 
 
-def _ask(url: str, say: Callable[[str], None]) -> None:
+def _ask(url: str, say: Callable[[str], None], key: str | None = None) -> None:
     """Stream a chat. Raises OSError where it is not answered as it should be."""
-    body = json.dumps(_BODY)
+    body, headers = json.dumps(_BODY), {"Content-Type": "application/json"}
     connection = HTTPConnection(urlsplit(url).netloc, timeout=_SECONDS)
     try:
         connection.request("GET", "/health")
@@ -68,8 +68,11 @@ def _ask(url: str, say: Callable[[str], None]) -> None:
         if health.status != 200:
             raise OSError(f"{url}/health answers {health.status}")
         say(f"==> It is healthy. A chat:\n$ curl -N {url}{_ROUTE} \\\n    -H 'Content-Type: application/json' \\\n")
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+            say("    -H 'Authorization: Bearer YOUR-KEY' \\\n")
         say(f"    -d {shlex.quote(body)}\n\n")
-        connection.request("POST", _ROUTE, body, {"Content-Type": "application/json"})
+        connection.request("POST", _ROUTE, body, headers)
         response = connection.getresponse()
         if response.status != 200:
             raise OSError(f"{url}{_ROUTE} answers {response.status}: {response.read().decode(errors='replace')}")

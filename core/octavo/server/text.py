@@ -108,10 +108,6 @@ class Texts:
         """Something that takes a while, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def close(self) -> None:
-        """Let the threads go."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
 
 def _whole(text: str) -> str:
     """The text itself. Raises a 422 for half a surrogate pair, which a chat's extra fields may bring."""

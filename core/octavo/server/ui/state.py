@@ -84,8 +84,6 @@ class PageState(msgspec.Struct):
     backend: str
     version: str
     block_size: int
-    process_id: int
-    """Of the engine: another number is another engine, with an empty cache."""
     can_chat: bool
     """Has the model a chat template?"""
     most_answers: int
@@ -124,7 +122,6 @@ class Viewer:
             backend=info.backend,
             version=info.version,
             block_size=info.block_size,
-            process_id=info.process_id,
             can_chat=self._service.texts.has_chat_template,
             most_answers=self._service.settings.max_best_of,
             trouble=self._trouble,
