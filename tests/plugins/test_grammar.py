@@ -256,7 +256,7 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: JsonSchema({"$ref": "#"}), "nothing matches"),
     (lambda: JsonSchema({"$ref": "file:///etc/passwd"}), "not present"),
     (lambda: JsonSchema({"type": "integer", "minimum": 5, "maximum": 3}), "Unsatisfiable"),
-    (lambda: JsonSchema('{"items":' * 5000 + "{}" + "}" * 5000), "too deeply"),
+    (lambda: JsonSchema('{"items":' * 5000 + "{}" + "}" * 5000), "too deeply|bytes"),  # by how deep Python goes
     (lambda: JsonSchema({"enum": ["x" * MOST_BYTES]}), f"at most {MOST_BYTES}"),
     (lambda: JsonSchema({"type": "object", "properties": {f"p{i}": {} for i in range(2400)}}), "too big"),
     (lambda: JsonSchema({"const": float("nan")}), "JSON"),

@@ -56,7 +56,7 @@ def profiled(runner: Runner, run: Callable[[], Result]) -> tuple[Result, list[Pr
     if runner.device.type != "cpu":
         raise ValueError(f"a profile shows a processor's operators, and this model runs on {runner.device.type}")
     _mark_all(runner)
-    with profile(activities=[ProfilerActivity.CPU]) as record, record_function(_OURS + ENGINE):
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as record, record_function(_OURS + ENGINE):
         result = run()
     return result, grouped(record.events() or [])
 
