@@ -32,7 +32,7 @@ demo: .venv/octavo
 # cores from the ones that work.
 test: .venv/octavo-dev
 	@echo "==> Running the tests"
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # SOAK_ARGS='--minutes 5 --seed 7 --json soak.json --log server.log' for another one.
 soak: .venv/octavo-dev
