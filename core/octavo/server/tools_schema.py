@@ -47,7 +47,7 @@ class CalledFunction(Body):
     """What was called, with which arguments: JSON as text, or the object."""
 
     name: NonEmpty
-    arguments: Text | dict[str, Any] = "{}"
+    arguments: Text | dict[str, Any]
 
     def for_template(self) -> dict[str, Any]:
         """As templates read it: the arguments as the object that they are."""
