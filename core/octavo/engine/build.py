@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -128,15 +126,7 @@ def _forward(model: PreTrainedModel, settings: Settings, device: Device) -> Forw
 
 def _tell(memory: MemoryUse) -> None:
     """A small table, and its numbers for those who read the log as JSON."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for row in memory.rows():
-        table.add_row(*row)
-    console = Console(width=120, highlight=False)
-    with console.capture() as text:
-        console.print(table)
-    lines = "\n".join(f"  {line.rstrip()}" for line in text.get().splitlines())
+    lines = "\n".join(f"  {what:<11} {size:>13}  {more}".rstrip() for what, size, more in memory.rows())
     logger.info("memory:\n%s", lines, extra={"fields": {"memory": memory.to_dict()}})
 
 

@@ -113,7 +113,8 @@ class Logging(SettingsGroup):
     json_output: bool = Field(False, description="Write the log as JSON, one object a line.")
     otlp_endpoint: Annotated[str, AfterValidator(_traceable)] | None = Field(
         None,
-        description="OpenTelemetry collector to send traces to, e.g. http://localhost:4318. Unset: no traces.",
+        description="OpenTelemetry collector to send traces to, e.g. http://localhost:4318. Unset: no traces. "
+        "For octavo.LLM the variable alone counts.",
     )
     otlp_service_name: str | None = Field(
         None,
