@@ -97,7 +97,7 @@ def test_the_cache_bookkeeping_is_all_under_contract(contracts: dict[str, Contra
 def environment_reads(path: Path) -> Iterator[int]:
     """The lines of a file that name os.environ or os.getenv; a default that is set for a library is no read."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    defaults = {id(node.value.func.value) for node in ast.walk(tree) if is_default(node)}  # type: ignore[attr-defined]
+    defaults = {id(environ) for node in ast.walk(tree) for environ in named_for_defaults(node)}
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=ast.Name(id="os"), attr="environ" | "getenv") if id(node) not in defaults:
@@ -106,12 +106,16 @@ def environment_reads(path: Path) -> Iterator[int]:
                 yield node.lineno
 
 
-def is_default(node: ast.AST) -> bool:
-    """Is it the statement `os.environ.setdefault(...)`?"""
+def named_for_defaults(node: ast.AST) -> Iterator[ast.AST]:
+    """The `os.environ` of `os.environ.setdefault(...)`, and of the condition that another variable is not set."""
     match node:
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Attribute(attr="environ"), attr="setdefault"))):
-            return True
-    return False
+        case ast.Expr(
+            value=ast.Call(func=ast.Attribute(value=ast.Attribute(attr="environ") as named, attr="setdefault"))
+        ):
+            yield named
+        case ast.If(test=ast.Compare(ops=[ast.NotIn()], comparators=[named]), body=body, orelse=[]):
+            if all(any(named_for_defaults(statement)) for statement in body):
+                yield named
 
 
 def test_only_the_settings_of_core_read_the_environment() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import SplitResult, urlsplit
@@ -24,6 +24,9 @@ from octavo.bench.traffic import Answer, Traced, Traffic
 
 PATIENCE = 600.0
 """Seconds: a request that is not answered by then has failed."""
+PAUSE = 0.001
+"""Seconds between two looks at what has come, where something does: a server that writes to many clients at once, as
+one does behind each step, would wake this process for each of them, at its own cost. Times may be so much too long."""
 SHOWN = 200
 """Bytes of an error's body."""
 
@@ -41,8 +44,10 @@ class Response:
 class Connection(asyncio.Protocol):
     """A connection that is kept; one request at a time. httptools calls its methods."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause: Callable[[], None]) -> None:
+        """`pause` is called for bytes that have come."""
         self._parser = httptools.HttpResponseParser(self)
+        self._pause = pause
         self._response: Response | None = None
         self.closed = False
 
@@ -53,6 +58,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes have come (asyncio)."""
         self._now = time.perf_counter()
+        self._pause()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -112,6 +118,7 @@ class Clients:
         self._requests = [_request(self._url, traffic, exchange) for exchange in traffic.exchanges]
         self._idle: list[Connection] = []
         self._exchanged: dict[int, Exchanged] = {}
+        self._pausing = False
 
     async def run(self) -> list[Exchanged]:
         """Send everything; in the order of the requests."""
@@ -149,8 +156,20 @@ class Clients:
                 return connection
         host, secure = self._url.hostname or "", self._url.scheme == "https"
         port = self._url.port or (443 if secure else 80)
-        _, made = await asyncio.get_running_loop().create_connection(Connection, host, port, ssl=secure or None)
+        _, made = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(self._pause), host, port, ssl=secure or None
+        )
         return made
+
+    def _pause(self) -> None:
+        """Once all that is there has been read, nothing is looked at for a while."""
+        if not self._pausing:
+            self._pausing = True
+            asyncio.get_running_loop().call_soon(self._sleep)
+
+    def _sleep(self) -> None:
+        self._pausing = False
+        time.sleep(PAUSE)
 
 
 def _request(url: SplitResult, traffic: Traffic, exchange: Exchange) -> bytes:

@@ -40,6 +40,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     compile: bool | None = None
     max_batch_size: int | None = None
     """Most requests that run at once; None: all of them. octavo's alone."""
+    keep_cache: bool = False
+    """Leave the warm-up's prefixes in the cache, as a server does: the timed run gets blocks that were never used, and
+    whose memory the system hands out then. octavo's alone."""
     exchanges: list[Exchange]
     profile: bool = False
 

@@ -165,6 +165,7 @@ def _through_engine(options: Options, exchanges: list[Exchange]) -> tuple[Measur
         attention=options.attention,
         block_size=options.block_size,
         max_batch_size=options.streams,
+        keep_cache=True,
         exchanges=exchanges,
     )
     with recorded() as record:

@@ -43,14 +43,22 @@ class OctavoEngine:
             job.model, attention=job.attention, dtype=job.dtype, block_size=job.block_size, compile=job.compile,
             max_batch_size=job.max_batch_size, progress=False,
         )  # fmt: skip
+        self._keep_cache = job.keep_cache
         self.backend = self.llm.selection.name
         self.block_size: int | None = self.llm.selection.block_size
         self.device = self.llm.selection.device
 
     def warm_up(self, exchanges: Sequence[Exchange]) -> None:
         """Leaves no prefix in the cache that the timed run could find."""
-        self.generate(exchanges)
-        self.llm.engine.scheduler.kv.reset()
+        if self._keep_cache:
+            self.generate([Exchange(self._apart(one.prompt), one.answer_tokens) for one in exchanges])
+        else:
+            self.generate(exchanges)
+            self.llm.engine.scheduler.kv.reset()
+
+    def _apart(self, prompt: Sequence[int]) -> list[int]:
+        """As long, and with no prefix in common."""
+        return [(prompt[0] + 1) % self.llm.engine.vocab_size, *prompt[1:]]
 
     def generate(self, exchanges: Sequence[Exchange]) -> Run:
         """All requests at once. Raises RuntimeError if one of them fails."""

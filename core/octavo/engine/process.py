@@ -34,6 +34,7 @@ from octavo.kv.node import Namespace
 from octavo.models.load import LoadedModel
 from octavo.plugins import plugins as installed_plugins
 from octavo.settings import Settings
+from octavo.settled import settle
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -204,6 +205,7 @@ def _serve(socket: zmq.Socket[bytes]) -> None:
     service = Service(built.engine, socket, loaded.tokenizer)
     if settings.max_queue_seconds is not None:
         built.engine.on_begin = service.tell_begin
+    settle()
     service.run()
 
 

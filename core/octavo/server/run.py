@@ -17,6 +17,7 @@ from octavo.async_engine import AsyncEngine
 from octavo.server.app import create_app
 from octavo.server.protocol import Protocol
 from octavo.settings import Settings, SettingsError
+from octavo.settled import settle
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ async def _serve(settings: Settings, listener: socket.socket, visit: Visit | Non
         server = Server(engine, settings)
         address = listener.getsockname()
         logger.info("%s on %s, at %s", engine.info.model, engine.info.backend, _url(*address[:2]))
+        settle()
         visiting = asyncio.create_task(_visited(server, visit, _url(*address[:2])))
         await server.serve(sockets=[listener])
         if server.force_exit:  # there is no time to ask the engine's process
