@@ -118,6 +118,24 @@ def named_for_defaults(node: ast.AST) -> Iterator[ast.AST]:
                 yield named
 
 
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("os.environ.setdefault('A', '1')", []),
+        ("if 'B' not in os.environ:\n    os.environ.setdefault('A', '1')", []),
+        ("if 'B' not in os.environ:\n    print()", [1]),
+        ("if 'B' not in os.environ:\n    os.environ.setdefault('A', os.environ['C'])", [2]),
+        ("a = os.environ.setdefault('A', '1')", [1]),
+        ("if 'B' in os.environ:\n    os.environ.setdefault('A', '1')", [1]),
+        ("from os import getenv", [1]),
+    ],
+)
+def test_what_reads_the_environment(tmp_path: Path, source: str, lines: list[int]) -> None:
+    file = tmp_path / "file.py"
+    file.write_text(source, encoding="utf-8")
+    assert list(environment_reads(file)) == lines
+
+
 def test_only_the_settings_of_core_read_the_environment() -> None:
     reads = {path: list(environment_reads(path)) for path in SOURCES if path.is_relative_to(ROOT / "core")}
     assert reads.pop(ROOT / "core/octavo/settings/__init__.py")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from octavo import AsyncEngine
-from octavo.async_engine import Draining, EngineDied, EngineFailed, RequestPoisoned
+from octavo.async_engine import Draining, EngineDied, EngineFailed, RequestPoisoned, RequestRefused
 from octavo.settings import Settings
 from tests import checkpoints
 from tests.async_engines import PATIENCE, assert_clean, has_ended, kill, long_request, running, start
@@ -76,6 +76,25 @@ def test_a_request_that_was_there_twice_is_refused_and_others_go_on(folder: Path
             for seed in (1, 2, 3):
                 assert (await (await long_request(engine, seed)).result()).completions[0].finish_reason == "length"
             assert is_healthy(engine)
+
+    run(story())
+
+
+def test_a_refusal_is_an_answer(folder: Path) -> None:
+    """That the process ended before it could refuse a request says nothing of it, once another one has refused it."""
+
+    async def story() -> None:
+        async with running(folder) as engine:
+            for _ in range(3):
+                os.kill(engine.info.process_id, signal.SIGSTOP)
+                asking = asyncio.create_task(engine.submit([999_999], greedy(5)))
+                await asyncio.sleep(0)
+                kill(engine)
+                with pytest.raises(EngineDied):
+                    await asking
+                await engine.wait_healthy()
+                with pytest.raises(RequestRefused, match="not in the vocabulary"):
+                    await engine.submit([999_999], greedy(5))
 
     run(story())
 

@@ -15,7 +15,7 @@ SHOW = "import octavo, os; print(os.environ.get('GOMP_SPINCOUNT'))"
 @pytest.mark.parametrize(
     ("given", "found"),
     [({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "None")],
-    ids=["a tenth of GNU's own", "the user's number", "the user's policy, which a number would override"],
+    ids=["octavo's own", "the user's number", "the user's policy, which a number would override"],
 )
 def test_how_long_threads_spin(given: dict[str, str], found: str) -> None:
     silent = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}

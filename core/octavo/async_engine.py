@@ -242,6 +242,7 @@ class AsyncEngine:
             case messages.Refused():
                 running = self._submitted.pop(message.ticket, None)
                 if running is not None:
+                    self._suspects.acquit(running.fingerprint)
                     running.fail(RequestRefused(message.reason))
                 self._tell_if_idle()
             case EngineStats() | CacheSnapshot():

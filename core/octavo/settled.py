@@ -4,10 +4,10 @@ import gc
 
 
 def settle() -> None:
-    """Leave what is there now to itself: the garbage collector looks at what comes later alone.
+    """From now on the garbage collector leaves what is there alone, and looks at what comes later.
 
     PyTorch, transformers and the rest are some 400,000 objects that stay. To look through them takes 0.2 s, in the
-    middle of a step or of an answer, and their number is what the collector goes by when it decides to.
+    middle of a step or of an answer.
     """
     gc.collect()
     gc.freeze()

@@ -25,8 +25,8 @@ from octavo.bench.traffic import Answer, Traced, Traffic
 PATIENCE = 600.0
 """Seconds: a request that is not answered by then has failed."""
 PAUSE = 0.001
-"""Seconds between two looks at what has come, where something does: a server that writes to many clients at once, as
-one does behind each step, would wake this process for each of them, at its own cost. Times may be so much too long."""
+"""Seconds in which a closed loop looks at nothing after something has come. A server writes to all its clients behind
+each step: it would wake this process for each of them, at its own cost. A time may be that much too long."""
 SHOWN = 200
 """Bytes of an error's body."""
 
@@ -39,6 +39,8 @@ class Response:
     status: int = 0
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     """Of the body, with the times at which they came."""
+    ended: float = 0.0
+    """When all of it had come."""
 
 
 class Connection(asyncio.Protocol):
@@ -58,12 +60,12 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes have come (asyncio)."""
         self._now = time.perf_counter()
-        self._pause()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self.connection_lost(error)
             self.transport.abort()
+        self._pause()  # behind whoever waits for the response, and sends the next request at once
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is closed (asyncio)."""
@@ -79,7 +81,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """The response is whole (httptools)."""
         if self._response is not None and not self._response.done.done():
-            self._response.status = self._parser.get_status_code()
+            self._response.status, self._response.ended = self._parser.get_status_code(), self._now
             self._response.done.set_result(None)
         if not self._parser.should_keep_alive():
             self.transport.close()
@@ -138,7 +140,8 @@ class Clients:
             await self._exchange(number, time.perf_counter())
 
     async def _exchange(self, number: int, due: float) -> None:
-        await asyncio.sleep(due - time.perf_counter())
+        if (early := due - time.perf_counter()) > 0:
+            await asyncio.sleep(early)
         response = error = None
         try:
             connection = await self._connection()
@@ -147,7 +150,8 @@ class Clients:
                 self._idle.append(connection)
         except (OSError, TimeoutError, httptools.HttpParserError) as failed:
             error = f"{type(failed).__name__}: {failed}"
-        self._exchanged[number] = Exchanged(due, time.perf_counter(), response, error)
+        ended = time.perf_counter() if response is None else response.ended
+        self._exchanged[number] = Exchanged(due, ended, response, error)
 
     async def _connection(self) -> Connection:
         while self._idle:
@@ -162,8 +166,8 @@ class Clients:
         return made
 
     def _pause(self) -> None:
-        """Once all that is there has been read, nothing is looked at for a while."""
-        if not self._pausing:
+        """Look at nothing for a while, once all that is there has been read; arrivals that are due would be late."""
+        if not self._pausing and self._traffic.arrivals is None:
             self._pausing = True
             asyncio.get_running_loop().call_soon(self._sleep)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from octavo.llm import LLM
 from octavo.models.load import load
 from octavo.plugins import plugins
 from octavo.settings import Settings
+from octavo.settled import settle
 
 WARM_UP_TOKENS = 8
 """For each request before the clock starts: memory is allocated then, kernels are chosen, code is compiled."""
@@ -51,14 +52,18 @@ class OctavoEngine:
     def warm_up(self, exchanges: Sequence[Exchange]) -> None:
         """Leaves no prefix in the cache that the timed run could find."""
         if self._keep_cache:
-            self.generate([Exchange(self._apart(one.prompt), one.answer_tokens) for one in exchanges])
+            first = self._unused({one.prompt[0] for one in exchanges})
+            self.generate([Exchange([first, *one.prompt[1:]], one.answer_tokens) for one in exchanges])
         else:
             self.generate(exchanges)
             self.llm.engine.scheduler.kv.reset()
 
-    def _apart(self, prompt: Sequence[int]) -> list[int]:
-        """As long, and with no prefix in common."""
-        return [(prompt[0] + 1) % self.llm.engine.vocab_size, *prompt[1:]]
+    def _unused(self, tokens: Container[int]) -> int:
+        """A token id that is none of these: prompts that begin with it have no prefix in common with theirs."""
+        unused = next((id for id in range(self.llm.engine.vocab_size) if id not in tokens), None)
+        if unused is None:
+            raise ValueError("the prompts begin with every token of the vocabulary: take fewer requests")
+        return unused
 
     def generate(self, exchanges: Sequence[Exchange]) -> Run:
         """All requests at once. Raises RuntimeError if one of them fails."""
@@ -126,6 +131,7 @@ def run(job: Job) -> Measurement:
     """Load, warm up, measure."""
     engine = ENGINES[job.engine](job)
     engine.warm_up([Exchange(each.prompt, min(WARM_UP_TOKENS, each.answer_tokens)) for each in job.exchanges])
+    settle()  # as the server's engine does
     rows: list[ProfileRow] = []
     if job.profile and isinstance(engine, OctavoEngine):
         (result, seconds), rows = profiled(engine.llm.engine.runner, lambda: timed(engine, job.exchanges))

@@ -201,11 +201,11 @@ def _serve(socket: zmq.Socket[bytes]) -> None:
     loaded, built = open_engine(settings, plugins)
     with contextlib.suppress(GrammarRefused):  # what the first grammar would wait for is got ready now
         built.engine.logits_processors(SamplingParams(grammar=JsonObject()), loaded.tokenizer)
+    settle()
     socket.send(messages.encode(messages.Ready(describe(settings, loaded, built))))
     service = Service(built.engine, socket, loaded.tokenizer)
     if settings.max_queue_seconds is not None:
         built.engine.on_begin = service.tell_begin
-    settle()
     service.run()
 
 

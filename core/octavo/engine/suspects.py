@@ -64,7 +64,7 @@ class Suspects:
             del self._deaths[one]
 
     def acquit(self, fingerprint: bytes) -> None:
-        """It was answered to the end, and the process lives."""
+        """It was answered to the end, or refused, and the process lives."""
         self._deaths.pop(fingerprint, None)
 
 

@@ -62,7 +62,10 @@ def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
 
 
 def _middleware(settings: Settings) -> list[Middleware]:
-    """Outermost first. Preflight requests bring no key: browsers ask before they send it."""
+    """Outermost first. Preflight requests bring no key: browsers ask before they send it.
+
+    None of them may change bodies: events pass them by (see SEND_BODY).
+    """
     cors = Middleware(
         CORSMiddleware,
         allow_origins=settings.cors_allow_origin,
