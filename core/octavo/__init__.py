@@ -23,9 +23,9 @@ __all__ = ["LLM", "AsyncEngine", "AttentionBackend", "KVCacheLayout", "SamplingP
 # PyTorch looks once, when it first allocates; where the system has no huge pages it does nothing.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-# An OpenMP thread that has done its part spins while the others do theirs: GNU's OpenMP has it take 300,000 turns, which
-# is milliseconds, before it sleeps. When the server takes a core for a moment, one thread has none, and those that spin
-# do not let it have theirs. 20,000 turns still bridge the time between two kernels. PyTorch's library reads it once.
+# An OpenMP thread that has done its part spins while the others do theirs: GNU's OpenMP has it take 300,000 turns,
+# milliseconds, before it sleeps. When the server takes a core for a moment one thread has none, and those that spin do
+# not let it have theirs. 20,000 turns still bridge the time between two kernels. PyTorch's library reads it once.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 

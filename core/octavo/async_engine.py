@@ -240,8 +240,7 @@ class AsyncEngine:
             case messages.Began():
                 mark_begun(self._running, message.sequences)
             case messages.Refused():
-                running = self._submitted.pop(message.ticket, None)
-                if running is not None:
+                if (running := self._submitted.pop(message.ticket, None)) is not None:
                     self._suspects.acquit(running.fingerprint)
                     running.fail(RequestRefused(message.reason))
                 self._tell_if_idle()
