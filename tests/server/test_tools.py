@@ -66,6 +66,23 @@ def test_openai_tools(client: openai.OpenAI, choice: Any) -> None:
     assert streamed_calls(client, ask) == [[(call.function.name, call.function.arguments)] for call in calls]
 
 
+@pytest.mark.parametrize(("stop", "reason"), [("</tool_call>", "tool_calls"), ("blocks", "stop")])
+def test_a_stop_text_in_a_call(client: openai.OpenAI, stop: str, reason: str) -> None:
+    """Behind the arguments the call is whole; within them nobody should take it for one."""
+    ask: Any = {
+        "model": "octavo", "messages": CHAT, "tools": TOOLS, "tool_choice": EVICTS, "seed": 4, "max_tokens": 300,
+        "parallel_tool_calls": False, "extra_body": {"tool_prompt": "Call:"}, "stop": stop,
+    }  # fmt: skip
+    (answer,) = client.chat.completions.create(**ask).choices
+    (call,) = answer.message.tool_calls or []
+    *_, last = client.chat.completions.create(**ask, stream=True)
+    assert (answer.finish_reason, last.choices[0].finish_reason) == (reason, reason)
+    if reason == "stop":
+        assert call.function.arguments.split() == ["{", '"']
+    else:
+        jsonschema.validate(json.loads(call.function.arguments), EVICT)
+
+
 def streamed_calls(client: openai.OpenAI, ask: Any) -> list[list[tuple[str, str]]]:
     """The calls of two answers, put together from a stream as OpenAI's documentation says."""
     answers: list[list[tuple[str, str]]] = [[], []]
@@ -175,16 +192,20 @@ WRITTEN = "\n".join(
 
 @pytest.mark.parametrize("size", [1, 2, 5, 17, 1000])
 @pytest.mark.parametrize(
-    ("text", "content", "calls"),
+    ("text", "content", "calls", "called"),
     [
-        ("2 <tools <tool_cal", "2 <tools <tool_cal", []),
-        (WRITTEN, "", CALLS),
-        ("I look. " + WRITTEN, "I look. ", CALLS),
-        (WRITTEN[:-1], "", CALLS),
-        (WRITTEN[: WRITTEN.index("evict") + 3], "", CALLS[:1]),
+        ("2 <tools <tool_cal", "2 <tools <tool_cal", [], False),
+        (WRITTEN, "", CALLS, True),
+        ("I look. " + WRITTEN, "I look. ", CALLS, True),
+        (WRITTEN[:-1], "", CALLS, True),
+        (WRITTEN.removesuffix("</tool_call>"), "", CALLS, True),
+        (WRITTEN[: WRITTEN.index("evict") + 3], "", CALLS[:1], False),
+        (WRITTEN[: WRITTEN.index("</tool_call> {")], "", [("find", '{"a": "}\\n')], False),
     ],
 )
-def test_calls_are_read_however_the_text_is_cut(text: str, content: str, calls: list[Any], size: int) -> None:
+def test_calls_are_read_however_the_text_is_cut(
+    text: str, content: str, calls: list[Any], called: bool, size: int
+) -> None:
     reader, said = CallReader(), ""
     found: list[list[str]] = []
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
@@ -196,3 +217,4 @@ def test_calls_are_read_however_the_text_is_cut(text: str, content: str, calls: 
             found[piece.call][1] += piece.arguments
     assert said == content
     assert [tuple(one) for one in found] == calls
+    assert reader.called == called

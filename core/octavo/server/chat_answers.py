@@ -22,10 +22,10 @@ from octavo.server.tool_calls import CallReader, Piece
 Reason = Literal["stop", "length", "tool_calls"]
 
 
-def message(text: str, with_tools: bool) -> ChatMessage:
-    """A whole answer."""
+def message(text: str, with_tools: bool) -> tuple[ChatMessage, bool]:
+    """A whole answer, and whether it calls a tool: one whose last call was cut off does not."""
     if not with_tools:
-        return ChatMessage(text)
+        return ChatMessage(text), False
     reader = CallReader()
     content, calls = "", list[ToolCall]()
     for piece in (*reader.feed(text), *reader.finish()):
@@ -34,11 +34,11 @@ def message(text: str, with_tools: bool) -> ChatMessage:
             calls.append(ToolCall(piece.id, FunctionCall(piece.name, "")))
         if piece.arguments:
             calls[piece.call].function.arguments += piece.arguments
-    return ChatMessage(content if content or not calls else None, tool_calls=calls or UNSET)
+    return ChatMessage(content if content or not calls else None, tool_calls=calls or UNSET), reader.called
 
 
 def finish_reason(engines: str | None, called: bool) -> Reason | None:
-    """The engine's reason in OpenAI's words; an answer that calls, and was not cut off, has one of its own."""
+    """The engine's reason in OpenAI's words; an answer that calls has one of its own."""
     told = reason(engines)
     return "tool_calls" if called and told == "stop" else told
 
@@ -62,7 +62,7 @@ class Deltas:
             self._begun, deltas[0].role = True, "assistant"
         if not deltas and (ended or token.logprob is not None):
             deltas = [Delta()]
-        return deltas, finish_reason(token.finish_reason, reader is not None and reader.calls > 0)
+        return deltas, finish_reason(token.finish_reason, reader is not None and reader.called)
 
 
 def _deltas(pieces: Iterable[Piece]) -> list[Delta]:

@@ -75,8 +75,7 @@ async def _tokens(service: Service, body: ChatRequest, meter: Meter) -> list[int
 
 def _choice(service: Service, index: int, completion: Completion, with_tools: bool) -> ChatChoice:
     logprobs = None if completion.logprobs is None else chat_logprobs(service.texts, completion.logprobs)
-    told = message(completion.text, with_tools)
-    called = told.tool_calls is not msgspec.UNSET
+    told, called = message(completion.text, with_tools)
     return ChatChoice(index, told, logprobs, finish_reason(completion.finish_reason, called) or "stop")
 
 

@@ -33,6 +33,11 @@ class CallReader:
         self._held = ""
         self._awaited = CALL_BEGIN
 
+    @property
+    def called(self) -> bool:
+        """Is there a call, and the last one whole? A stop text or the limit of tokens may have cut it off."""
+        return self.calls > 0 and self._awaited == CALL_BEGIN
+
     def feed(self, text: str) -> Iterator[Piece]:
         """What can be said after this much more text."""
         self._held += text
@@ -49,6 +54,8 @@ class CallReader:
         """What had been held back; the rest of a marker is nothing that was said, unless it is in free text."""
         if self._awaited == CALL_BEGIN:
             yield from self._told(self._held)
+        elif self._awaited == _TAIL and self._held.startswith(_TAIL[:2]):  # its end's marker was a stop text, say
+            self._awaited = CALL_BEGIN
         self._held = ""
 
     def _told(self, part: str) -> Iterator[Piece]:
