@@ -13,13 +13,13 @@ PAGES = sorted(DOCS.glob("*.md"))
 RESULTS = sorted(DOCS.glob("*.json"))
 
 UNITS = re.compile(r"(tokens|seconds|mb|percent|percent_of_cache|per_second|requests|steps|calls|preemptions)")
-RATIO = re.compile(r"_ratio(_to_\w+)?(_min|_max)?$")
+PLAIN = re.compile(r"_ratio(_to_\w+)?(_min|_max)?$|^p_value$")
 
 
 def units_are_named(rows: list[dict[str, Fact]]) -> bool:
-    """Each number's name ends with what it counts, or says that it is a ratio."""
+    """Each number's name ends with what it counts, or says that it is a ratio or a probability."""
     names = {name for row in rows for name, value in row.items() if isinstance(value, int | float)}
-    return all(RATIO.search(name) or UNITS.fullmatch(_last(name)) for name in names)
+    return all(PLAIN.search(name) or UNITS.fullmatch(_last(name)) for name in names)
 
 
 def _last(name: str) -> str:

@@ -157,7 +157,7 @@ def test_the_measurement_sees_hits(server: Live, tmp_path: Path) -> None:
     assert [row["prompt"] for row in report.rows] == list(KINDS)
     assert report.workload["prompt_tokens"] == (tokens := 20 * 7 - 1)  # a token for each byte
     assert {row["requests"] for row in report.rows} == {4}
-    cached = {str(row["prompt"]): int(row["cached_tokens_most"] or 0) for row in report.rows}
+    cached = {str(row["prompt"]): int(row["cached_tokens_max"] or 0) for row in report.rows}
     assert cached.pop(KINDS[2]) == tokens - 1
     assert max(cached.values()) < 4  # the first letters of a word may be those of another's
     assert all(cell for row in report.cells()[2:] for cell in row)

@@ -155,19 +155,11 @@ async def stall(clients: Clients) -> str:
     return await _complete(clients, one, stream=True, stall=True)
 
 
-def _number(chance: random.Random) -> float:
-    """One of a thousand, of many digits. A tokenizer keeps the words that it has split, up to 10,000 in each thread.
-
-    To this one each text is a word: new ones without end would take half an hour to show that they are kept no longer.
-    """
-    return chance.randrange(1, 1000) / 7
-
-
 async def cancel(clients: Clients) -> str:
     """Goes at any point: as soon as it has asked, in the queue, in the prompt, while tokens come."""
     chance, stream = clients.chance, clients.chance.random() < 0.7
     several = chance.random() < 0.5
-    prompt = f"{_number(chance)} " * chance.choice([1, 1, 15])
+    prompt = f"{number(chance)} " * chance.choice([1, 1, 15])
     body = {"prompt": prompt, "max_tokens": MOST_TOKENS, "n": 1 + several, "stream": stream, "seed": 1}
     point = chance.choice(["at once", "in the middle", "while tokens come"])
     began = time.monotonic()
@@ -194,7 +186,7 @@ async def cancel(clients: Clients) -> str:
 async def several(clients: Clients) -> str:
     """Two prompts, two answers to each, drawn."""
     began, stream = time.monotonic(), clients.chance.random() < 0.5
-    body = {"prompt": ["page", f"{_number(clients.chance)}"], "n": 2, "max_tokens": 30, "stream": stream}
+    body = {"prompt": ["page", f"{number(clients.chance)}"], "n": 2, "max_tokens": 30, "stream": stream}
     async with clients.connect() as connection:
         await connection.ask("POST", "/v1/completions", body)
         response = await connection.response()

@@ -107,3 +107,11 @@ class Told(Exception):
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
         self.kind = kind
+
+
+def number(chance: random.Random) -> float:
+    """One of a thousand, of many digits. A tokenizer keeps the words that it has split, up to 10,000 in each thread.
+
+    To this one each text is a word: new ones without end would take half an hour to show that they are kept no longer.
+    """
+    return chance.randrange(1, 1000) / 7

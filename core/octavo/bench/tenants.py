@@ -145,17 +145,17 @@ def _row(kind: str, replies: Sequence[Reply], fresh: Sequence[Reply], random: np
         "prompt": kind,
         "requests": len(replies),
         "cached_tokens": int(np.median([one.cached_tokens for one in replies])),
-        "cached_tokens_most": max(one.cached_tokens for one in replies),
-        "first_token_ms": 1000 * float(np.median(seconds)),
-        "first_token_p90_ms": 1000 * float(np.quantile(seconds, 0.9)),
+        "cached_tokens_max": max(one.cached_tokens for one in replies),
+        "first_token_seconds": round(float(np.median(seconds)), 6),
+        "first_token_p90_seconds": round(float(np.quantile(seconds, 0.9)), 6),
     }
     if replies is not fresh:
         later = seconds - np.array([one.seconds for one in fresh])
         low, high = interval(later, random)
         row |= {
-            "difference_ms": 1000 * float(np.median(later)),
-            "difference_low_ms": 1000 * low,
-            "difference_high_ms": 1000 * high,
+            "difference_seconds": round(float(np.median(later)), 6),
+            "difference_low_seconds": round(low, 6),
+            "difference_high_seconds": round(high, 6),
             "p_value": p_value(later, random),
         }
     return row
