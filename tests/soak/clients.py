@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.soak.http import Connection, Response
-from tests.soak.known import MOST_TOKENS, Known, Told, texts
+from tests.soak.known import MOST_TOKENS, Known, Told, number, texts
 from tests.soak.served import KEYS, PLACES, Served
 from tests.soak.too_much import TOO_MUCH
 
