@@ -1,6 +1,7 @@
 """The page's files, what it is told, and to which API key; then the page itself, in a browser."""
 
 import base64
+import json
 import os
 import signal
 from collections import Counter
@@ -10,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests import checkpoints
 from tests.checkpoints import EOS
@@ -208,7 +209,14 @@ def test_the_legend_says_what_the_metrics_say(page: Page, http: httpx.Client) ->
         expect(page.locator(f"#legend .{state} b")).to_have_text(f"{number:,}")
 
 
+def endless(route: Route) -> None:
+    """The page's question, with an answer that does not end by itself, as one of random weights may at any token."""
+    asked: Any = route.request.post_data_json
+    route.continue_(post_data=json.dumps(asked | {"ignore_eos": True}))
+
+
 def test_stop_gives_the_blocks_back(page: Page, server: Live) -> None:
+    page.route("**/v1/chat/completions", endless)
     page.locator("#most").fill("30000")
     ask(page, "Go on and on.")
     expect(page.locator("#requests tbody tr")).to_have_count(1)
