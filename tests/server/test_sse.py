@@ -4,14 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakMethod
 
 import pytest
 
 from octavo.async_engine import EngineDied
 from octavo.server import errors, sse
 from octavo.server.limits import Deadline
-from octavo.server.protocol import SEND_BODY
 from octavo.server.sse import EventStream
 
 Events = Callable[[], AsyncGenerator[bytes, None]]
@@ -237,30 +235,5 @@ def test_the_deadline_closes_the_events(begun: bool) -> None:
                 await serve(events, connection, seconds=0.001)
             assert (caught.value.status_code, connection.sent) == (504, [])
         assert closed.is_set()
-
-    run(work())
-
-
-def test_events_pass_no_middleware() -> None:
-    """Which has seen the status and the headers, all that it looks at."""
-
-    class Server:
-        def __init__(self) -> None:
-            self.wire = Connection()
-
-        async def send(self, message: Any) -> None:
-            await self.wire.send(message)
-
-    async def events() -> AsyncGenerator[bytes, None]:
-        yield b"one"
-        yield b"two"
-
-    async def work() -> None:
-        around, server = Connection(), Server()
-        scope = {"type": "http", "extensions": {SEND_BODY: {"send": WeakMethod(server.send)}}}
-        response = EventStream(events(), lambda error: b"", Deadline(), {})
-        await response(scope, around.receive, around.send)
-        assert [message["type"] for message in around.sent] == ["http.response.start"]
-        assert server.wire.bodies == [b"one", b"two", b""]
 
     run(work())

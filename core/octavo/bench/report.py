@@ -98,19 +98,19 @@ def spread(key: str, digits: int) -> Callable[[Row], str]:
     return show
 
 
-def milliseconds(key: str, digits: int = 1) -> Callable[[Row], str]:
+def milliseconds(key: str) -> Callable[[Row], str]:
     """A cell: seconds, as milliseconds."""
 
     def show(row: Row) -> str:
         value = row.get(key)
-        return f"{1000 * value:,.{digits}f}" if isinstance(value, int | float) else ""
+        return f"{1000 * value:,.1f}" if isinstance(value, int | float) else ""
 
     return show
 
 
-def _between(key: str, digits: int) -> Callable[[Row], str]:
+def _between(key: str) -> Callable[[Row], str]:
     """A cell: a median, in milliseconds, with the interval that it lies in."""
-    middle, low, high = (milliseconds(f"{key}_{name}seconds", digits) for name in ("", "low_", "high_"))
+    middle, low, high = (milliseconds(f"{key}_{name}seconds") for name in ("", "low_", "high_"))
     return lambda row: f"{middle(row)} ({low(row)} to {high(row)})" if middle(row) else ""
 
 
@@ -208,7 +208,7 @@ COLUMNS: dict[str, Columns] = {
         ("cached tokens", number("cached_tokens")),
         ("first token ms", milliseconds("first_token_seconds")),
         ("p90", milliseconds("first_token_p90_seconds")),
-        ("difference ms, 95 %", _between("difference", 1)),
+        ("difference ms, 95 %", _between("difference")),
         ("p", number("p_value", 4)),
     ],
 }

@@ -62,10 +62,7 @@ def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
 
 
 def _middleware(settings: Settings) -> list[Middleware]:
-    """Outermost first. Preflight requests bring no key: browsers ask before they send it.
-
-    None of them may change bodies: events pass them by (see SEND_BODY).
-    """
+    """Outermost first. Preflight requests bring no key: browsers ask before they send it."""
     cors = Middleware(
         CORSMiddleware,
         allow_origins=settings.cors_allow_origin,

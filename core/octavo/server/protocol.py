@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from weakref import WeakMethod
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -15,9 +14,6 @@ is looked at together."""
 HEAD_SECONDS = 60.0
 """From the connection, or the first byte of a further request, to the end of its headers; and for the rest of a body
 that was answered before it was whole."""
-SEND_BODY = "octavo.send_body"
-"""An extension of ASGI, `{"send": weak reference}`: the server's own `send`, past what middleware has put around it to
-see how a response starts. For what follows that: a stream has as many messages as tokens."""
 
 
 class Protocol(HttpToolsProtocol):
@@ -53,9 +49,6 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._end_wait()
         super().on_headers_complete()
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is not None and cycle.scope is self.scope:  # an upgrade to what is not spoken here has none
-            self.scope.setdefault("extensions", {})[SEND_BODY] = {"send": WeakMethod(cycle.send)}
 
     def on_body(self, body: bytes) -> None:
         """A piece of it."""

@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.server import errors
 from octavo.server.limits import Deadline
-from octavo.server.protocol import SEND_BODY
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +73,9 @@ class EventStream(Response):
         self._queue_seconds = queue_seconds or 0.0
         self._started = False
         self._writes = 0
-        self._send_body: Send
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the response (ASGI)."""
-        direct = scope.get("extensions", {}).get(SEND_BODY)
-        self._send_body = (direct and direct["send"]()) or send
         sender = asyncio.create_task(self._send_all(send))
         gone, alive = asyncio.create_task(_gone(receive)), asyncio.create_task(self._keep_alive(send))
         try:
@@ -111,7 +107,7 @@ class EventStream(Response):
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await self._send_body({"type": "http.response.body", "body": data, "more_body": more})
+        await send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _keep_alive(self, send: Send) -> None:
         while True:
