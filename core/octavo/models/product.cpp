@@ -5,7 +5,10 @@
 // Weights lie in panels of 32 outputs: for each input one cache line of 16 words, word k with output k in its low half and
 // output 16 + k in its high half. A panel is one contiguous run: [panel, input, word].
 
+#include <omp.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 
@@ -20,6 +23,7 @@ constexpr int64_t kMost = 16;
 #endif
 constexpr int kWords = 16, kOutputs = 2 * kWords;
 constexpr int kAhead = 64;  // inputs, 4 KB: no hardware prefetcher looks beyond the end of a page
+constexpr int kMostThreads = 256;
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
 typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t))));
 
@@ -71,6 +75,26 @@ void multiply_some(const float* x, int some, int64_t in, const uint32_t* panel, 
   if constexpr (rows > 1) multiply_some<rows - 1>(x, some, in, panel, sums);
 }
 
+// The panels that one thread begins with; a line of its own, so that no other thread's count moves it.
+struct alignas(64) Share {
+  std::atomic<int64_t> next;
+};
+
+// one(p) for each panel. Threads begin with equal shares, and who is done takes over from the others: a thread whose core
+// does something else for a moment, such as the server's work, holds up none but the panel in its hands.
+template <typename One>
+void for_panels(int64_t count, const One& one) {
+  const int threads = std::min(omp_get_max_threads(), kMostThreads);
+  Share shares[kMostThreads];
+  for (int t = 0; t < threads; ++t) shares[t].next.store(count * t / threads, std::memory_order_relaxed);
+#pragma omp parallel num_threads(threads)
+  for (int k = 0; k < threads; ++k) {
+    const int of = (omp_get_thread_num() + k) % threads;
+    const int64_t end = count * (of + 1) / threads;
+    for (int64_t p; (p = shares[of].next.fetch_add(1, std::memory_order_relaxed)) < end;) one(p);
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -78,8 +102,7 @@ extern "C" {
 // x: rows of `in` floats; panels: ceil(out / 32); y: rows of `out` floats.
 void few_rows(const float* x, int64_t rows, const uint32_t* panels, int64_t in, int64_t out, float* y) {
   const int64_t count = (out + kOutputs - 1) / kOutputs;
-#pragma omp parallel for schedule(static)
-  for (int64_t p = 0; p < count; ++p) {
+  for_panels(count, [&](int64_t p) {
     const uint32_t* panel = panels + p * in * kWords;
     const int64_t first = p * kOutputs, width = std::min<int64_t>(kOutputs, out - first);
     for (int64_t row = 0; row < rows; row += kRows) {
@@ -88,7 +111,7 @@ void few_rows(const float* x, int64_t rows, const uint32_t* panels, int64_t in, 
       multiply_some(x + row * in, static_cast<int>(some), in, panel, sums);
       for (int64_t r = 0; r < some; ++r) std::memcpy(y + (row + r) * out + first, sums[r], width * sizeof(float));
     }
-  }
+  });
 }
 
 int64_t most_rows() { return kMost; }
