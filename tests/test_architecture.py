@@ -27,6 +27,7 @@ CONTRACT_TYPES: dict[str, type[Contract]] = {"forbidden": ForbiddenContract, "la
 BREACHES = {
     "core-knows-no-backend": ("octavo.engine", "octavo_reference"),
     "backends-know-the-contract-only": ("octavo_reference.plugin", "octavo.engine.scheduler"),
+    "kernels-know-no-device": ("octavo_triton.backend", "octavo_cuda.backend"),
     "plugins-know-the-hooks-only": ("octavo_grammar.plugin", "octavo.engine.scheduler"),
     "server-speaks-to-the-process": ("octavo.server.app", "octavo.engine.scheduler"),
     "scheduling-touches-no-tensor": ("octavo.kv.pool", "torch"),

@@ -13,7 +13,7 @@ from octavo.settings.elsewhere import without_effect
 FROM_TGI = {
     "model_id", "revision", "trust_remote_code", "dtype", "kv_cache_dtype",
     "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size",
-    "waiting_served_ratio", "max_waiting_tokens", "otlp_endpoint", "otlp_service_name",
+    "waiting_served_ratio", "max_waiting_tokens", "cuda_graphs", "otlp_endpoint", "otlp_service_name",
 }  # fmt: skip
 """Of TGI's launcher; ATTENTION, PREFIX_CACHING, BLOCK_SIZE and TGI_WIGGLE_ROOM are variables of its server."""
 
@@ -45,7 +45,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unset == {
         "model_id", "revision", "attention", "compile", "block_size", "prefix_caching", "max_input_tokens",
         "max_total_tokens", "max_batch_total_tokens", "max_batch_size", "request_timeout", "max_queue_seconds",
-        "octavo_config", "otlp_endpoint", "otlp_service_name",
+        "cuda_graphs", "octavo_config", "otlp_endpoint", "otlp_service_name",
     }  # fmt: skip
     assert (settings.tgi_wiggle_room, settings.dtype, settings.device) == (0.9, "auto", "auto")
     assert settings.octavo_cache == Path.home() / ".cache" / "octavo"

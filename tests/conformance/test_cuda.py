@@ -9,6 +9,7 @@ from octavo.attention.contract import AttentionBatch
 from octavo.attention.device import CUDA
 from octavo.conformance import Suite
 from octavo.conformance.registry import trials
+from octavo_cuda.backend import FlashDecodingBackend, PagedBackend
 from octavo_reference.backend import ReferenceBackend
 from tests.conformance.vectorised import TokenPlan, Vectorised
 
@@ -28,6 +29,14 @@ if CUDA.unavailable() is None:
 
     class TestVectorised(Suite):
         backend = Vectorised
+        device = CUDA
+
+    class TestFlashDecoding(Suite):
+        backend = FlashDecodingBackend
+        device = CUDA
+
+    class TestPaged(Suite):
+        backend = PagedBackend
         device = CUDA
 
 

@@ -29,6 +29,8 @@ class Device(ABC):
     """Its word in `DEVICE`, e.g. "cuda"."""
     priority: ClassVar[int] = 0
     """The highest that is available is chosen when the user names none."""
+    captures: ClassVar[bool] = False
+    """Does `capture` give replays?"""
 
     @classmethod
     @abstractmethod
@@ -150,6 +152,7 @@ class CUDA(Device):
 
     name = "cuda"
     priority = 10
+    captures = True
 
     @classmethod
     def unavailable(cls) -> str | None:

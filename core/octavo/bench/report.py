@@ -101,9 +101,15 @@ def spread(key: str, digits: int) -> Callable[[Row], str]:
 def milliseconds(key: str) -> Callable[[Row], str]:
     """A cell: seconds, as milliseconds."""
 
+    return scaled(key, 1e-3, 1)
+
+
+def scaled(key: str, unit: float, digits: int) -> Callable[[Row], str]:
+    """A cell: a value in another unit, of which it has so many."""
+
     def show(row: Row) -> str:
         value = row.get(key)
-        return f"{1000 * value:,.1f}" if isinstance(value, int | float) else ""
+        return f"{value / unit:,.{digits}f}" if isinstance(value, int | float) else ""
 
     return show
 
@@ -144,7 +150,7 @@ def _place(row: Row) -> str:
     return f"– {row['operator']}" if row.get("operator") else str(row["where"])
 
 
-_WORDS = {"engine", "backend", "reservation", "where", "prompt"}
+_WORDS = {"engine", "backend", "reservation", "where", "prompt", "batch"}
 """Headings over words, which stand on the left."""
 
 COLUMNS: dict[str, Columns] = {
@@ -201,6 +207,15 @@ COLUMNS: dict[str, Columns] = {
         ("steps", number("steps")),
         ("preempted", number("preemptions")),
         ("recomputed", number("recomputed_tokens")),
+    ],
+    "kernels": [
+        ("backend", word("backend")),
+        ("batch", word("batch")),
+        ("block size", number("block_size_tokens")),
+        ("µs", scaled("attend_seconds", 1e-6, 1)),
+        ("GB/s", scaled("bytes_per_second", 1e9, 0)),
+        ("of the memory", number("floor_percent", 0, " %")),
+        ("TFLOP/s", scaled("operations_per_second", 1e12, 0)),
     ],
     "tenants": [
         ("prompt", word("prompt")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -16,9 +16,10 @@ from octavo.attention.device import Device
 from octavo.attention.select import Selection, choose, choose_device
 from octavo.engine import warm_up
 from octavo.engine.engine import Engine
+from octavo.engine.graphs import DecodeGraphs, NotCaptured
 from octavo.engine.runner import Runner
-from octavo.engine.scheduler import Scheduler
-from octavo.engine.sizing import Room, limits_of, measured
+from octavo.engine.scheduler import Limits, Scheduler
+from octavo.engine.sizing import Room, graph_sizes, limits_of, measured
 from octavo.kv.budget import MemoryUse
 from octavo.kv.manager import KVCacheManager
 from octavo.models import bridge
@@ -69,11 +70,19 @@ def _dtype(name: str, device: str) -> torch.dtype | str:
     return dtype
 
 
+def _cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """The model's own unless the user names one; PyTorch calls TGI's fp8 float8."""
+    if name == "auto":
+        return dtype
+    found: torch.dtype = getattr(torch, name.replace("fp8_", "float8_"))
+    return found
+
+
 def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugins: Plugins) -> Built:
     """Bind the model's attention to a backend. Raises UnsupportedModel, BackendUnavailable or SettingsError."""
     pack(loaded.model)
     calls = bridge.inspect(loaded.model)
-    kv_dtype = loaded.dtype if settings.kv_cache_dtype == "auto" else getattr(torch, settings.kv_cache_dtype)
+    kv_dtype = _cache_dtype(settings.kv_cache_dtype, loaded.dtype)
     alike = bridge.groups(calls, loaded.dtype, kv_dtype)
     specs = [spec for spec, _ in alike]
     selection = choose(
@@ -92,12 +101,18 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
     runner = Runner(_forward(loaded.model, settings, device), groups, device.torch_device)
     room = Room(device.name, device.memory().free, selection.block_size, block_bytes)
     room = measured(room, runner, settings, selection, loaded.max_position, device)
+    limits = limits_of(settings, selection, room, room.blocks(settings), loaded.max_position)
+    sizes = graph_sizes(settings) if device.captures and selection.capabilities.graphs != "none" else []
+    if sizes:  # once with a cache of no size, to know what graphs take of the memory that is left for one
+        room = replace(room, graphs=device.peak(lambda: _capture(runner, sizes, selection, limits, device)))
     num_blocks = room.blocks(settings)
     limits = limits_of(settings, selection, room, num_blocks, loaded.max_position)
     for group in groups:
         group.cache = group.backend.layout.allocate(num_blocks, device.torch_device)
+    if sizes:
+        _capture(runner, sizes, selection, limits, device)
     memory = MemoryUse(
-        weights=weight_bytes(loaded.model), activations=room.activations, graphs=0,
+        weights=weight_bytes(loaded.model), activations=room.activations, graphs=room.graphs,
         num_blocks=num_blocks, block_size=selection.block_size, block_bytes=block_bytes,
     )  # fmt: skip
     _tell(memory)
@@ -122,6 +137,21 @@ def _forward(model: PreTrainedModel, settings: Settings, device: Device) -> Forw
         return eager(model)
     logger.info("compiled the model in %.1f s", time.perf_counter() - started)
     return forward
+
+
+def _capture(runner: Runner, sizes: list[int], selection: Selection, limits: Limits, device: Device) -> None:
+    """Give the runner graphs of decode steps of these sizes; none if they cannot be captured."""
+    runner.graphs = None
+    started = time.perf_counter()
+    width = -(-(limits.max_total_tokens + limits.spare_slots) // selection.block_size)
+    graphs = DecodeGraphs(runner.forward, runner.groups, device, sizes, width)
+    try:
+        graphs.capture()
+    except NotCaptured as error:
+        logger.warning("decode steps run as they are, without graphs: %s", error)
+        return
+    runner.graphs = graphs
+    logger.info("captured decode steps of %d sizes in %.1f s", len(sizes), time.perf_counter() - started)
 
 
 def _tell(memory: MemoryUse) -> None:

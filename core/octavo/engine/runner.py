@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.attention.contract import AttentionBatch
+from octavo.engine.graphs import DecodeGraphs
 from octavo.engine.sampler import Sampled, Sampler, TokenLogprobs, prompt_logprobs
 from octavo.engine.step import Step
 from octavo.models.bridge import AttentionGroup
@@ -33,16 +34,15 @@ class Runner:
         self.forward = forward
         self.groups = groups
         self.device = device
+        self.graphs: DecodeGraphs | None = None
+        """For steps that were captured, if any were."""
         self.sampler = Sampler()
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepResult:
         """Copy blocks, compute, sample. Raises what the model, the backend or the device raises."""
         self._copy(step.copies)
-        batch = self._batch(step)
-        for group in self.groups:
-            group.begin(batch)
-        logits = self._forward(step)
+        logits = self.graphs.logits(step) if self.graphs is not None and self.graphs.takes(step) else self._logits(step)
         sampling = len(step.sampling)
         sampled = self.sampler(logits[:sampling], step.sampling, step.processors)
         prompts = []
@@ -52,8 +52,11 @@ class Runner:
             start += prompt.tokens
         return StepResult(sampled, prompts)
 
-    def _forward(self, step: Step) -> Tensor:
-        """Logits [len(step.logits_of), vocab] of the packed tokens, which are one sequence to the model."""
+    def _logits(self, step: Step) -> Tensor:
+        """[len(step.logits_of), vocab] of the packed tokens, which are one sequence to the model."""
+        batch = self._batch(step)
+        for group in self.groups:
+            group.begin(batch)
         ids, positions = self._tensor(step.token_ids)[None], self._tensor(step.positions)[None]
         return self.forward(ids, positions, self._tensor(step.logits_of))[0]
 

@@ -9,6 +9,7 @@ import torch
 
 from octavo.attention.device import Device
 from octavo.attention.select import Selection
+from octavo.engine.graphs import ladder
 from octavo.engine.runner import Runner
 from octavo.engine.scheduler import Limits
 from octavo.engine.warm_up import Worst, activations
@@ -34,13 +35,15 @@ class Room:
     """Of one block in all layers together."""
     activations: int = 0
     """Bytes that a step wants at most."""
+    graphs: int = 0
+    """Bytes that captured steps keep."""
 
     def blocks(self, settings: Settings) -> int:
         """Blocks of the cache, block 0 included: what the user asks for, or what memory holds beside a step.
 
         Raises SettingsError, with the most that fits, if it is too much.
         """
-        left = self.free - self.activations
+        left = self.free - self.activations - self.graphs
         if settings.max_batch_total_tokens is None:
             share = CPU_SHARE if self.device == "cpu" else 1
             return blocks_for_bytes(int(left * share * settings.tgi_wiggle_room), self.block_bytes)
@@ -51,7 +54,7 @@ class Room:
             raise SettingsError(
                 f"max_batch_total_tokens is {settings.max_batch_total_tokens} ({source}): that cache needs "
                 f"{num_blocks * self.block_bytes} bytes, {self.free} are free on {self.device} and a step takes up to "
-                f"{self.activations} of them; give at most {max(most, 0)}"
+                f"{self.activations + self.graphs} of them; give at most {max(most, 0)}"
             )
         return num_blocks
 
@@ -79,6 +82,13 @@ def measured(
         logger.warning("no memory is kept free for a step: the one to measure failed: %s", error)
         taken = 0
     return replace(room, free=device.memory().free, activations=taken)
+
+
+def graph_sizes(settings: Settings) -> list[int]:
+    """Rows for which decode steps are captured, ascending; none where the user wants none."""
+    if settings.cuda_graphs is None:
+        return ladder(settings.max_batch_size or settings.max_concurrent_requests)
+    return sorted({int(size) for size in settings.cuda_graphs.split(",")} - {0})
 
 
 def limits_of(settings: Settings, selection: Selection, room: Room, num_blocks: int, max_position: int) -> Limits:

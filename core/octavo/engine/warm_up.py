@@ -176,9 +176,9 @@ class _Counted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def plan(self, batch: AttentionBatch) -> Any:
+    def plan(self, batch: AttentionBatch, bucket: int | None = None) -> Any:
         self._told.begins()
-        return self._backend.plan(batch)
+        return self._backend.plan(batch, bucket)
 
     def attend(self, *arguments: Any) -> torch.Tensor:
         self._told.attends(self._number)

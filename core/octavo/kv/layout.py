@@ -57,6 +57,15 @@ class KVCache:
     values: tuple[Tensor, ...]
 
 
+AxisStrides = tuple[int, int, int]
+"""Of an axis in elements: coordinate a is at `a // packed * outer + a % packed * inner`; not split, at `a * inner`.
+
+Outer stride, packed size, inner stride; the first two are 0 where the axis is not split.
+"""
+Strides = tuple[int, AxisStrides, AxisStrides, AxisStrides]
+"""How a kernel finds an element: the stride of blocks, then the axes slot, head and dim."""
+
+
 @dataclass(frozen=True, slots=True)
 class Axes:
     """A layout by the names of its axes, outermost first: `block`, `slot`, `head`, `dim` in any order.
@@ -134,6 +143,16 @@ class _Order:
         """Shape of one token's heads as `view` has them."""
         return (*self.parts[1], *self.parts[2])
 
+    def strides(self, tensor: Tensor) -> Strides:
+        """Of `tensor`, which has this order."""
+        block, *others = self.view(tensor).stride()
+
+        def axis(parts: tuple[int, ...]) -> AxisStrides:
+            return (others.pop(0), parts[1], others.pop(0)) if len(parts) > 1 else (0, 0, others.pop(0))
+
+        slot, head, dim = map(axis, self.parts)
+        return block, slot, head, dim
+
 
 def _position(names: list[str], name: str) -> int:
     """Where an axis stands, split or not."""
@@ -207,6 +226,10 @@ class AxesLayout(KVCacheLayout):
     def value_view(self, cache: KVCache, layer: int) -> Tensor:
         """Values as [block, slot, head, dim], a split axis as two: a view, never a copy."""
         return self.value_order.view(cache.values[layer])
+
+    def strides(self, cache: KVCache, layer: int) -> tuple[Strides, Strides]:
+        """Of keys and of values, for kernels that read or write the cache themselves."""
+        return self.key_order.strides(cache.keys[layer]), self.value_order.strides(cache.values[layer])
 
     def write(self, cache: KVCache, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Scatter. Slot -1 rewrites what slot 0 of the scratch block holds: no device is asked to filter rows."""

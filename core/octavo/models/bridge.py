@@ -55,10 +55,10 @@ class AttentionGroup:
     slots: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     plan: Any = None
 
-    def begin(self, batch: AttentionBatch) -> None:
-        """Plan one step; its layers run next."""
+    def begin(self, batch: AttentionBatch, bucket: int | None = None) -> None:
+        """Plan one step; its layers run next. `bucket`: see `AttentionBackend.plan`."""
         self.slots = batch.slots
-        self.plan = self.backend.plan(batch)
+        self.plan = self.backend.plan(batch, bucket)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)

@@ -25,7 +25,6 @@ GONE = {
     "master_port": "there are no shards to find each other",
     "quantize": "weights are not quantized while they are read: DTYPE is what they are computed in",
     "speculate": "nothing is guessed ahead: each step computes one token of a request",
-    "cuda_graphs": "steps are not captured as graphs; COMPILE is what makes them faster",
     "cuda_memory_fraction": _MEMORY,
     "xpu_memory_fraction": _MEMORY,
     "prefill_chunking": "prompts are computed in chunks of MAX_BATCH_PREFILL_TOKENS wherever the attention backend can",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic_settings import NoDecode
 
 from octavo.settings.group import SettingsGroup
@@ -61,9 +62,9 @@ class Cache(SettingsGroup):
         None,
         description="Reuse the keys and values of prompts that begin alike. Unset: wherever the backend can.",
     )
-    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3fn", "fp8_e5m2"] = Field(
         "auto",
-        description="Of cached keys and values. auto: the same as dtype.",
+        description="Of cached keys and values. auto: as dtype. fp8: half as large.",
     )
     block_size: PositiveInt | None = Field(
         None,
@@ -83,6 +84,13 @@ class Cache(SettingsGroup):
     )
 
 
+def _sizes(value: str | None) -> str | None:
+    """Numbers with commas between them, as TGI takes them."""
+    if value is not None and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", value):
+        raise ValueError("it must be whole numbers with commas between them, e.g. 1,2,4,8, or 0")
+    return value
+
+
 class Batching(SettingsGroup):
     """Which requests run in a step."""
 
@@ -93,6 +101,11 @@ class Batching(SettingsGroup):
         description="Most prompt tokens that one step computes; longer prompts are computed in chunks.",
     )
     max_batch_size: PositiveInt | None = Field(None, description="Most requests that run at once. Unset: no limit.")
+    cuda_graphs: Annotated[str | None, AfterValidator(_sizes)] = Field(
+        None,
+        description="Numbers of requests for which a step is captured and replayed on a GPU, e.g. 1,2,4,8; 0: none. "
+        "Unset: up to the most that may run, 512 at most.",
+    )
     waiting_served_ratio: NonNegativeFloat = Field(
         0.0,
         description="While requests run, admit new ones only once there are this many times as many; 0: at once.",

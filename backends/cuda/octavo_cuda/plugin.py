@@ -1,0 +1,19 @@
+"""Registers the CUDA backends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from octavo.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from octavo.attention.contract import AttentionBackend
+
+
+@hookimpl
+def octavo_attention_backends() -> Sequence[type[AttentionBackend]]:
+    """Two layouts, where Triton is installed."""
+    from octavo_cuda.backend import FlashDecodingBackend, PagedBackend
+
+    return [FlashDecodingBackend, PagedBackend]

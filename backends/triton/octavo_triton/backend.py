@@ -1,0 +1,130 @@
+"""Paged attention by the kernels of this package, for any device that Triton compiles for."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec
+from octavo.attention.device import Device
+from octavo.kv.layout import KVCache
+from octavo_triton.layout import TritonLayout
+from octavo_triton.plan import Decodes, Plan, Scratch, Storage
+from octavo_triton.tuning import Tuning
+
+_FEW = 4
+"""Rows are few when each of their key heads can have so many processors."""
+
+
+class TritonBackend(AttentionBackend):
+    """Decoding splits contexts by tokens over the device's processors; prompts run tile by tile."""
+
+    layout: TritonLayout
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        block_size: int,
+        device: Device,
+        options: Mapping[str, Any] | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        """Nothing is compiled before the first step."""
+        super().__init__(spec, block_size, device, options, sinks)
+        from octavo_triton import launch
+
+        self._launch = launch
+        self._attention = launch.Attention(spec, self.layout, sinks)
+        self.tuning = self.tune()
+        self.processors = self.count_processors()
+        self._held: dict[int, Plan] = {}
+        """Plans of captured graphs, by bucket."""
+        self._storage: Storage | None = None
+        self._scratch: Scratch | None = None
+
+    @classmethod
+    def probe(cls, device: Device) -> str | None:
+        """It needs Triton."""
+        return None if find_spec("triton") else "Triton is not installed: pip install triton"
+
+    @abstractmethod
+    def tune(self) -> Tuning:
+        """The tiles for this device, spec and block size."""
+
+    @abstractmethod
+    def count_processors(self) -> int:
+        """How many programs the device surely runs side by side."""
+
+    def plan(self, batch: AttentionBatch, bucket: int | None = None) -> Plan:
+        """Share out the step's work, on the device: nothing is read back."""
+        held = None if bucket is None else self._held.get(bucket)
+        if held is None or not _fits(batch, held):
+            plan = self._made(batch, keep=bucket is not None and held is None)
+            if bucket is not None and held is None:
+                self._held[bucket] = plan
+            return plan
+        held.query_starts.copy_(batch.query_starts)
+        held.contexts.copy_(batch.context_lengths)
+        held.table[:, : batch.block_table.shape[1]].copy_(batch.block_table)
+        self._share_out(held)
+        return held
+
+    def _made(self, batch: AttentionBatch, *, keep: bool) -> Plan:
+        """A new plan. To keep it is to copy what it reads, which is core's."""
+        starts, contexts, table = batch.query_starts, batch.context_lengths, batch.block_table.contiguous()
+        if keep:
+            if self._storage is None or not self._storage.holds(table):
+                self._storage = Storage(starts.clone(), contexts.clone(), table.clone())
+            starts, contexts, table = self._storage.filled(starts, contexts, table)
+        tiles = None
+        if others := batch.rows - batch.decodes:
+            room = (len(batch.slots) - batch.decodes) // self._tokens + others
+            tiles = torch.empty(2, room, dtype=torch.int32, device=contexts.device)
+        plan = Plan(starts, contexts, table, self._decodes(batch), tiles)
+        self._share_out(plan)
+        return plan
+
+    def _decodes(self, batch: AttentionBatch) -> Decodes | None:
+        rows, spec, device = batch.decodes, self.spec, batch.context_lengths.device
+        if not rows:
+            return None
+        tile = self.tuning.few if rows * spec.kv_heads * _FEW < self.processors else self.tuning.many
+        needed = max(1, self.processors // spec.kv_heads)
+        wanted = max(1, self.processors * tile.per_processor // spec.kv_heads)
+        room = wanted + rows
+        if self._scratch is None or not self._scratch.holds(room, rows):
+            self._scratch = Scratch.of(spec, room, rows, device)
+        items = torch.empty(5, room, dtype=torch.int32, device=device)
+        return Decodes(rows, tile, wanted, needed, items, self._scratch)
+
+    @property
+    def _tokens(self) -> int:
+        """Query tokens of a prefill tile."""
+        return self.tuning.prefill.queries // self.spec.group
+
+    def _share_out(self, plan: Plan) -> None:
+        if plan.decodes is not None:
+            self._launch.split(plan.decodes, plan.contexts, self.spec.window)
+        if plan.tiles is not None:
+            first = 0 if plan.decodes is None else plan.decodes.rows
+            self._launch.cut(plan.tiles, plan.query_starts, first, self._tokens)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, plan: Plan, layer: int) -> Tensor:
+        """As the contract says; keys and values come from the cache, this step's too."""
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if plan.decodes is not None:
+            self._attention.decode(out, query, cache, plan, plan.decodes, layer)
+        if plan.tiles is not None:
+            self._attention.prefill(out, query, cache, plan, plan.tiles, self.tuning.prefill, layer)
+        return out
+
+
+def _fits(batch: AttentionBatch, held: Plan) -> bool:
+    """Can the plan of a captured graph take it: the same rows that decode, a table that is no wider?"""
+    decodes = 0 if held.decodes is None else held.decodes.rows
+    return batch.decodes == decodes and batch.block_table.shape[1] <= held.table.shape[1]

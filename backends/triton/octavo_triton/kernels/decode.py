@@ -1,0 +1,209 @@
+"""Rows that decode: each context is split into parts of about equal length, and the last part to end joins them."""
+
+import triton
+import triton.language as tl
+
+from octavo_triton.kernels.common import absorb, finite, is_upright, sink
+
+
+@triton.jit
+def split(
+    items,
+    contexts,
+    rows,
+    room,
+    wanted,
+    needed,
+    ROWS: tl.constexpr,
+    ITEMS: tl.constexpr,
+    UNIT: tl.constexpr,
+    LEAST: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """Who does what: items [5, room] int32 of row (-1: nothing), first token, end, part, and parts of the row.
+
+    All rows' tokens are shared out among about `wanted` items, in multiples of UNIT tokens, so that one long context
+    among short ones is many items; but parts have LEAST tokens, unless there were fewer than `needed` items then. Each
+    program fills ITEMS of them. A row has one item at least, so that its output is written.
+    """
+    row = tl.arange(0, ROWS)
+    context = tl.load(contexts + row, mask=row < rows, other=0)
+    oldest = tl.zeros_like(context)
+    if WINDOW is not None:
+        oldest = tl.maximum(context - WINDOW, 0) // UNIT * UNIT
+    tokens = context - oldest
+    all_tokens = tl.sum(tokens)
+    share = tl.maximum(tl.cdiv(all_tokens, wanted), tl.minimum(tl.cdiv(all_tokens, needed), LEAST))
+    size = tl.cdiv(tl.maximum(share, 1), UNIT) * UNIT
+    parts = tl.where(row < rows, tl.maximum(tl.cdiv(tokens, size), 1), 0)
+    ends = tl.cumsum(parts, 0)
+    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
+    owner = tl.sum((ends[None, :] <= item[:, None]).to(tl.int32), 1)
+    own = owner[:, None] == row[None, :]
+    part = item - tl.sum(tl.where(own, (ends - parts)[None, :], 0), 1)
+    count = tl.sum(tl.where(own, parts[None, :], 0), 1)
+    begin = tl.sum(tl.where(own, oldest[None, :], 0), 1)
+    end = tl.sum(tl.where(own, context[None, :], 0), 1)
+    # A row's parts are made alike, the last one too: the longest sets the pace.
+    even = tl.cdiv(tl.cdiv(end - begin, tl.maximum(count, 1)), UNIT) * UNIT
+    first = tl.minimum(begin + part * even, end)
+    fits = item < room
+    tl.store(items + item, tl.where(owner < rows, owner, -1), mask=fits)
+    tl.store(items + room + item, first, mask=fits)
+    tl.store(items + 2 * room + item, tl.minimum(first + even, end), mask=fits)
+    tl.store(items + 3 * room + item, part, mask=fits)
+    tl.store(items + 4 * room + item, count, mask=fits)
+
+
+@triton.jit
+def decode(
+    out,
+    query,
+    keys,
+    values,
+    table,
+    contexts,
+    items,
+    partial,
+    arrived,
+    sinks,
+    query_token,
+    query_head,
+    width,
+    room,
+    scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIMS: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    JOINED: tl.constexpr,
+):
+    """One part of one row's context, for the query heads of one key head. Grid: key heads, items.
+
+    query: one token a row; out [rows, heads, size], contiguous. partial: float32 [room, KV_HEADS, GROUP, SIZE + 2],
+    what a part gives: the weighted sum, its peak and total. arrived: int32 [rows, KV_HEADS], all 0, and so again at
+    the end. HEADS and DIMS: powers of two that hold GROUP and SIZE. JOINED parts are joined at a time.
+    """
+    kv_head = tl.program_id(0)
+    item = tl.program_id(1)
+    row = tl.load(items + item)
+    if row < 0:
+        return
+    first = tl.load(items + room + item)
+    end = tl.load(items + 2 * room + item)
+    part = tl.load(items + 3 * room + item)
+    parts = tl.load(items + 4 * room + item)
+    last = tl.load(contexts + row) - 1
+    head = tl.arange(0, HEADS)
+    dim = tl.arange(0, DIMS)
+    real = (head < GROUP)[:, None] & (dim < SIZE)[None, :]
+    query += row.to(tl.int64) * query_token + kv_head * GROUP * query_head
+    own = tl.load(query + head[:, None] * query_head + dim[None, :], mask=real, other=0.0)
+    table += row.to(tl.int64) * width
+    peak = tl.full([HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    weighted = tl.zeros([HEADS, DIMS], tl.float32)
+    positions = tl.zeros([HEADS], tl.int32) + last
+    WHOLE: tl.constexpr = is_upright(VALUE, BLOCK_SIZE)  # such tiles are better read without a bound
+    tiles = end // TILE if WHOLE else tl.cdiv(end, TILE)
+    for tile in tl.range(first // TILE, tiles, num_stages=STAGES):
+        peak, total, weighted = absorb(
+            peak, total, weighted, own, keys, values, table, tile, end, positions, scale, kv_head,
+            KEY, VALUE, SIZE, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, False, not WHOLE,
+        )  # fmt: skip
+    if WHOLE:
+        # What is known when it is compiled is not joined with what is not.
+        if tiles * TILE < end:
+            peak, total, weighted = absorb(
+                peak, total, weighted, own, keys, values, table, tiles, end, positions, scale, kv_head,
+                KEY, VALUE, SIZE, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, False, True,
+            )  # fmt: skip
+    out += (row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * SIZE
+    if parts == 1:
+        if SINKS:
+            own_sinks = tl.load(sinks + kv_head * GROUP + head, mask=head < GROUP, other=float("-inf"))
+            peak, total, weighted = sink(peak, total, weighted, own_sinks)
+        result = weighted / tl.maximum(total, 1e-30)[:, None]
+        tl.store(out + head[:, None] * SIZE + dim[None, :], result.to(out.dtype.element_ty), mask=real)
+    else:
+        give(partial, item * KV_HEADS + kv_head, peak, total, weighted, GROUP, SIZE)
+        tl.debug_barrier()  # all threads' stores, before the one that counts
+        count = arrived + row * KV_HEADS + kv_head
+        if tl.atomic_add(count, 1, sem="acq_rel") == parts - 1:
+            begin = (item - part) * KV_HEADS + kv_head
+            join(out, partial, begin, parts, sinks, kv_head, KV_HEADS, GROUP, SIZE, SINKS, DIMS, JOINED)
+            tl.store(count, 0)
+
+
+@triton.jit
+def give(partial, index, peak, total, weighted, GROUP: tl.constexpr, SIZE: tl.constexpr):
+    """A part's share of a row, for one key head."""
+    head = tl.arange(0, weighted.shape[0])
+    dim = tl.arange(0, weighted.shape[1])
+    real = (head < GROUP)[:, None] & (dim < SIZE)[None, :]
+    to = partial + index.to(tl.int64) * (GROUP * (SIZE + 2))
+    tl.store(to + head[:, None] * SIZE + dim[None, :], weighted, mask=real)
+    tl.store(to + GROUP * SIZE + head, peak, mask=head < GROUP)
+    tl.store(to + GROUP * SIZE + GROUP + head, total, mask=head < GROUP)
+
+
+@triton.jit
+def join(
+    out,
+    partial,
+    begin,
+    parts,
+    sinks,
+    kv_head,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    SINKS: tl.constexpr,
+    DIMS: tl.constexpr,
+    JOINED: tl.constexpr,
+):
+    """The output of a row for one key head from its parts, in their order (FlashAttention, arXiv 2205.14135, 3.1).
+
+    begin: where the first part's share lies; the others follow KV_HEADS apart.
+    """
+    PITCH: tl.constexpr = GROUP * (SIZE + 2)
+    HEADS: tl.constexpr = triton.next_power_of_2(GROUP)
+    head = tl.arange(0, HEADS)
+    dim = tl.arange(0, DIMS)
+    real = (head < GROUP)[:, None] & (dim < SIZE)[None, :]
+    peak = tl.full([HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    weighted = tl.zeros([HEADS, DIMS], tl.float32)
+    for start in range(0, parts, JOINED):
+        part = start + tl.arange(0, JOINED)
+        there = partial + (begin + part * KV_HEADS).to(tl.int64) * PITCH
+        ends = there[:, None] + GROUP * SIZE + head[None, :]
+        mask = (part < parts)[:, None] & (head < GROUP)[None, :]
+        # Other processors wrote them: not from this one's own cache.
+        peaks = tl.load(ends, mask=mask, other=float("-inf"), cache_modifier=".cg")
+        totals = tl.load(ends + GROUP, mask=mask, other=0.0, cache_modifier=".cg")
+        sums = tl.load(
+            there[:, None, None] + head[None, :, None] * SIZE + dim[None, None, :],
+            mask=(part < parts)[:, None, None] & real[None, :, :], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        higher = tl.maximum(peak, tl.max(peaks, 0))
+        base = finite(higher)
+        weights = tl.exp2(peaks - base[None, :])
+        decay = tl.exp2(peak - base)
+        total = total * decay + tl.sum(totals * weights, 0)
+        weighted = weighted * decay[:, None] + tl.sum(sums * weights[:, :, None], 0)
+        peak = higher
+    if SINKS:
+        own_sinks = tl.load(sinks + kv_head * GROUP + head, mask=head < GROUP, other=float("-inf"))
+        peak, total, weighted = sink(peak, total, weighted, own_sinks)
+    result = weighted / tl.maximum(total, 1e-30)[:, None]
+    tl.store(out + head[:, None] * SIZE + dim[None, :], result.to(out.dtype.element_ty), mask=real)

@@ -1,0 +1,107 @@
+"""Calls of the kernels: the only module that needs Triton, so that its absence is a backend's reason, not an error."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from octavo.attention.contract import AttentionSpec
+from octavo.kv.layout import AxesLayout, KVCache
+from octavo_triton import kernels
+from octavo_triton.plan import Decodes, Plan
+from octavo_triton.tuning import PrefillTile
+
+_PLANNED = 64
+"""Items that one program of a planning kernel fills."""
+_MOST_JOINED, _HELD = 16, 8192
+"""Parts, and float32 elements of all of them, that one program joins at a time."""
+
+
+def split(work: Decodes, contexts: Tensor, window: int | None) -> None:
+    """Fill `work.items`."""
+    room = work.items.shape[1]
+    kernels.split[(triton.cdiv(room, _PLANNED),)](
+        work.items, contexts, work.rows, room, work.wanted, work.needed,
+        ROWS=triton.next_power_of_2(work.rows), ITEMS=_PLANNED, UNIT=work.tile.keys, LEAST=work.tile.least,
+        WINDOW=window,
+    )  # fmt: skip
+
+
+def cut(tiles: Tensor, query_starts: Tensor, first_row: int, tokens: int) -> None:
+    """Fill `tiles` with tiles of `tokens` query tokens of the rows from `first_row` on."""
+    rows, room = len(query_starts) - 1, tiles.shape[1]
+    kernels.cut[(triton.cdiv(room, _PLANNED),)](
+        tiles, query_starts, first_row, rows, room, tokens, ROWS=triton.next_power_of_2(rows), ITEMS=_PLANNED
+    )
+
+
+class Attention:
+    """The attending kernels for one group of layers."""
+
+    def __init__(self, spec: AttentionSpec, layout: AxesLayout, sinks: Tensor | None) -> None:
+        self.spec = spec
+        self.layout = layout
+        self.sinks = sinks
+
+    def _arguments(self, out: Tensor, query: Tensor, cache: KVCache, layer: int) -> dict[str, object]:
+        spec = self.spec
+        keys, values = _strides(self.layout, cache, layer)
+        return {
+            "out": out, "query": query, "keys": cache.keys[layer], "values": cache.values[layer],
+            "query_token": query.stride(0), "query_head": query.stride(1), "scale": spec.scale,
+            "sinks": None if self.sinks is None else self.sinks[layer],
+            "KV_HEADS": spec.kv_heads, "GROUP": spec.group, "SIZE": spec.head_size,
+            "DIMS": max(16, triton.next_power_of_2(spec.head_size)), "KEY": keys, "VALUE": values,
+            "BLOCK_SIZE": self.layout.block_size, "WINDOW": spec.window, "SOFTCAP": spec.softcap, "SINKS": spec.sinks,
+        }  # fmt: skip
+
+    def decode(self, out: Tensor, query: Tensor, cache: KVCache, plan: Plan, work: Decodes, layer: int) -> None:
+        """Into the first rows of `out`."""
+        tile, room = work.tile, work.items.shape[1]
+        kernels.decode[(self.spec.kv_heads, room)](
+            **self._arguments(out, query, cache, layer),
+            table=plan.table, contexts=plan.contexts, items=work.items, partial=work.scratch.partial,
+            arrived=work.scratch.arrived,
+            width=plan.table.shape[1], room=room, HEADS=max(16, triton.next_power_of_2(self.spec.group)),
+            TILE=tile.keys, STAGES=tile.stages, JOINED=_joined(self.spec), num_warps=tile.warps,
+        )  # fmt: skip
+
+    def prefill(
+        self, out: Tensor, query: Tensor, cache: KVCache, plan: Plan, tiles: Tensor, shape: PrefillTile, layer: int
+    ) -> None:
+        """Into the tokens of `out` that belong to the tiles' rows."""
+        room = tiles.shape[1]
+        kernels.prefill[(self.spec.kv_heads, room)](
+            **self._arguments(out, query, cache, layer),
+            table=plan.table, query_starts=plan.query_starts, contexts=plan.contexts, tiles=tiles,
+            width=plan.table.shape[1], room=room, QUERIES=shape.queries, TILE=shape.keys, STAGES=shape.stages,
+            num_warps=shape.warps,
+        )  # fmt: skip
+
+
+def _joined(spec: AttentionSpec) -> int:
+    """Parts of a context that are joined at a time: as many as registers hold."""
+    elements: int = triton.next_power_of_2(spec.group) * triton.next_power_of_2(spec.head_size)
+    return max(1, min(_MOST_JOINED, _HELD // elements))
+
+
+def write(layout: AxesLayout, cache: KVCache, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    """key, value: [tokens, kv_heads, head_size]; slots: [tokens] int64, -1 writes nothing."""
+    keys, values = _strides(layout, cache, layer)
+    kernels.write[(len(slots),)](
+        cache.keys[layer], cache.values[layer], key, value, slots, *key.stride()[:2], *value.stride()[:2],
+        KV_HEADS=layout.kv_heads, SIZE=layout.head_size, KEY=keys, VALUE=values, BLOCK_SIZE=layout.block_size,
+        ELEMENTS=triton.next_power_of_2(layout.kv_heads * layout.head_size), LARGEST=_largest(layout.dtype),
+    )  # fmt: skip
+
+
+def _strides(layout: AxesLayout, cache: KVCache, layer: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """As kernels take them: flat, since they index no tuple of tuples."""
+    keys, values = ((block, *slot, *head, *dim) for block, slot, head, dim in layout.strides(cache, layer))
+    return keys, values
+
+
+def _largest(dtype: torch.dtype) -> float | None:
+    """A dtype of one byte holds so little that what does not fit must not become infinite or NaN."""
+    return float(torch.finfo(dtype).max) if dtype.itemsize == 1 else None

@@ -1,0 +1,85 @@
+"""Shapes of tiles: what a kernel is compiled with beside what the model asks for, found by measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTile:
+    """How decoding is cut."""
+
+    keys: int
+    """Keys of a context at a time, a power of two."""
+    warps: int
+    stages: int
+    """Tiles on their way from memory at once."""
+    per_processor: int
+    """Parts for each of the device's processors, all key heads together; a batch may have more rows than that."""
+    least: int = 512
+    """Tokens of a part, if there is a part for each processor then."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTile:
+    """How prompts are cut."""
+
+    queries: int
+    """Rows of a tile, tokens times the query heads of a key head: a power of two."""
+    keys: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """One device's shapes for one kind of layer."""
+
+    few: DecodeTile
+    """So few rows that each context is split among many processors."""
+    many: DecodeTile
+    prefill: PrefillTile
+
+    @classmethod
+    def read(cls, table: Mapping[str, Mapping[str, int]]) -> Tuning:
+        """From a table with a line for each of the three. Raises TypeError or KeyError on a wrong one."""
+        return cls(
+            few=DecodeTile(**table["few"]), many=DecodeTile(**table["many"]), prefill=PrefillTile(**table["prefill"])
+        )
+
+
+PLAIN = Tuning(
+    few=DecodeTile(keys=64, warps=4, stages=3, per_processor=2),
+    many=DecodeTile(keys=64, warps=4, stages=3, per_processor=4),
+    prefill=PrefillTile(queries=64, keys=64, warps=4, stages=2),
+)
+"""For heads of up to 128 elements of two bytes, on a GPU that nobody has measured."""
+_LEAST = 16
+"""Rows and columns that a product of tiles needs."""
+_MOST_FLOAT32 = 32
+"""Rows and columns of float32: no matrix unit multiplies them exactly, and the others hold tiles in registers."""
+
+
+def fitted(tuning: Tuning, dims: int, itemsize: int, group: int, shared_bytes: int) -> Tuning:
+    """With fewer keys at a time until keys and values on their way fit into a processor's shared memory.
+
+    dims: elements of a head, padded to a power of two; itemsize: bytes of one in a product. A prefill tile has room
+    for all query heads of a key head.
+    """
+    most = _MOST_FLOAT32 if itemsize > 2 else 1 << 30
+
+    def keys_of(keys: int, stages: int) -> int:
+        keys = min(keys, most)
+        while keys > _LEAST and 2 * keys * dims * itemsize * stages > shared_bytes:
+            keys //= 2
+        return keys
+
+    queries = min(tuning.prefill.queries, most)
+    while queries > _LEAST and queries * dims * itemsize > shared_bytes // 4:
+        queries //= 2
+    while queries < group:
+        queries *= 2
+    prefill = replace(tuning.prefill, queries=queries, keys=keys_of(tuning.prefill.keys, tuning.prefill.stages))
+    few, many = (replace(tile, keys=keys_of(tile.keys, tile.stages)) for tile in (tuning.few, tuning.many))
+    return Tuning(few, many, prefill)

@@ -1,0 +1,196 @@
+"""Compile what the CUDA backends launch, for GPUs that are not here, and say what it takes of them.
+
+`python -m tests.backends.triton.compiler sm_90` prints one JSON line for each kernel. In a process of its own, without
+the interpreter: the backends run as they do on a GPU, only that every launch compiles instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from octavo.attention.contract import AttentionBatch, AttentionSpec
+from octavo.attention.device import CPU
+from octavo_cuda.backend import CUDABackend, FlashDecodingBackend, PagedBackend, tuned
+from octavo_triton import kernels
+from octavo_triton.tuning import Tuning
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+SHARED_BYTES = {"sm_80": 166_912, "sm_90": 232_448, "sm_100": 232_448}
+"""What a block may take: NVIDIA's CUDA C++ Programming Guide, table of technical specifications per capability."""
+PROCESSORS = 132
+_NAMES = ("split", "cut", "decode", "prefill", "write")
+
+
+class _Driver:
+    """As much of a driver as choosing what to compile takes."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Compiling:
+    """Stands for a kernel: a launch compiles it and reports."""
+
+    name: str
+    kernel: Any
+    report: Callable[[str, Any], None]
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *given, **named: self.report(self.name, self.kernel.warmup(*given, grid=grid, **named))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one set of kernels is compiled for."""
+
+    backend: type[CUDABackend]
+    block_size: int
+    spec: AttentionSpec
+
+    def __str__(self) -> str:
+        spec = self.spec
+        cache = f" cache {spec.kv_dtype}" if spec.kv_dtype != spec.dtype else ""
+        words = (
+            f"{self.backend.name} b{self.block_size} {spec.heads}/{spec.kv_heads}x{spec.head_size} {spec.dtype}{cache}"
+        )
+        return f"{words} {' '.join(sorted(spec.features))}".replace("torch.", "").strip()
+
+
+def shapes(target: str, *, complete: bool) -> Iterator[Shape]:
+    """Each layout with what is most unlike: sizes, groupings, dtypes, features. `complete`: every declared size too."""
+    common = AttentionSpec(
+        layers=1, heads=32, kv_heads=8, head_size=128, scale=0.1, dtype=torch.bfloat16, kv_dtype=torch.bfloat16
+    )
+    single = replace(common, dtype=torch.float32, kv_dtype=torch.float32)
+    flash, paged = FlashDecodingBackend, PagedBackend
+    yield from (Shape(flash, 256, common), Shape(flash, 16, replace(common, head_size=80)), Shape(paged, 16, common))
+    yield Shape(flash, 256, replace(common, window=1000, softcap=30.0, sinks=True, kv_dtype=torch.float8_e5m2))
+    yield from (Shape(flash, 256, replace(common, head_size=256)), Shape(flash, 256, replace(common, kv_heads=1)))
+    yield Shape(paged, 16, replace(single, head_size=64))
+    if not complete:
+        return
+    for backend in (flash, paged):
+        usual = backend.capabilities.preferred_block_size
+        for size in backend.capabilities.head_sizes:
+            assert isinstance(size, int)
+            yield Shape(backend, usual, replace(common, head_size=size))
+            yield Shape(backend, usual, replace(single, head_size=size))
+        for kv_heads in (1, 4, 16, 32):
+            yield Shape(backend, usual, replace(common, kv_heads=kv_heads))
+        for block_size in (1, 16, 32, 64, 128):
+            yield Shape(backend, block_size, common)
+        for one in (replace(common, window=1000), replace(common, softcap=30.0), replace(common, sinks=True)):
+            yield Shape(backend, usual, one)
+        yield Shape(backend, usual, replace(common, dtype=torch.float16, kv_dtype=torch.float16))
+        yield Shape(backend, usual, replace(common, kv_dtype=torch.float8_e5m2))
+        if target != "sm_80":
+            yield Shape(backend, usual, replace(common, kv_dtype=torch.float8_e4m3fn))
+
+
+def compile_all(shape: Shape, target: str) -> None:
+    """Every kernel of a step with few rows that decode, and of one with many."""
+
+    class There(shape.backend):  # type: ignore[name-defined,misc]
+        __init__ = AttentionInit
+
+        def tune(self) -> Tuning:
+            return tuned(shape.spec, target, SHARED_BYTES[target])
+
+        def count_processors(self) -> int:
+            return PROCESSORS
+
+    backend = There(shape.spec, shape.block_size, CPU(), sinks=torch.zeros(1, 32) if shape.spec.sinks else None)
+    cache = backend.layout.allocate(4, torch.device("cpu"))
+    spec = shape.spec
+    for decodes, prompts in ((1, 1), (PROCESSORS, 0)):
+        tokens = decodes + 64 * prompts
+        batch = _batch(decodes, prompts)
+        query = torch.empty(tokens, spec.heads, spec.head_size, dtype=spec.dtype)
+        key = torch.empty(tokens, spec.kv_heads, spec.head_size, dtype=spec.dtype)
+        backend.layout.write(cache, 0, key, key, batch.slots)
+        backend.attend(query, key, key, cache, backend.plan(batch), 0)
+
+
+def _batch(decodes: int, prompts: int) -> AttentionBatch:
+    counts = [1] * decodes + [64] * prompts
+    return AttentionBatch(
+        query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
+        context_lengths=torch.full((len(counts),), 100, dtype=torch.int32),
+        block_table=torch.zeros(len(counts), 100, dtype=torch.int32),
+        slots=torch.zeros(sum(counts), dtype=torch.int64),
+        max_query=max(counts),
+        max_context=100,
+        decodes=decodes,
+    )
+
+
+AttentionInit = CUDABackend.__mro__[1].__init__  # type: ignore[misc]
+"""Of the class that knows no GPU: CUDABackend's asks the one that is not here."""
+
+
+def resources(compiled: Any, target: str) -> dict[str, Any]:
+    """Registers of a thread, bytes of shared memory, bytes that spill, and whether the matrix unit is used."""
+    ptx = compiled.asm["ptx"]
+    assembler = TOOLS / ("ptxas-blackwell" if target == "sm_100" else "ptxas")
+    chip = re.search(r"\.target (\w+)", ptx)
+    assert chip is not None
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        said = subprocess.run(
+            [assembler, "-v", f"--gpu-name={chip[1]}", file.name, "-o", "/dev/null"],
+            capture_output=True, text=True, check=True,
+        ).stderr  # fmt: skip
+    registers = re.search(r"Used (\d+) registers", said)
+    spilled = re.search(r"(\d+) bytes spill stores", said)
+    return {
+        "registers": int(registers[1]) if registers else None,
+        "spilled_bytes": int(spilled[1]) if spilled else 0,
+        "shared_bytes": compiled.metadata.shared,
+        "matrix_unit": any(word in ptx for word in ("mma.sync", "wgmma", "tcgen05.mma")),
+    }
+
+
+def main(target: str, part: int = 0, parts: int = 0) -> None:
+    """Print what each kernel takes; of all shapes that part of several parts, where there are any."""
+    triton.runtime.driver.set_active(_Driver(GPUTarget("cuda", int(target.removeprefix("sm_")), 32)))
+    seen: set[str] = set()
+    shape_name = ""
+
+    def report(name: str, compiled: Any) -> None:
+        if compiled.hash not in seen:
+            seen.add(compiled.hash)
+            print(json.dumps({"kernel": name, "shape": shape_name} | resources(compiled, target)), flush=True)  # noqa: T201
+
+    for name in _NAMES:
+        setattr(kernels, name, Compiling(name, getattr(kernels, name), report))
+    for number, shape in enumerate(shapes(target, complete=parts > 0)):
+        if not parts or number % parts == part:
+            shape_name = str(shape)
+            compile_all(shape, target)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

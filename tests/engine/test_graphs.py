@@ -1,0 +1,150 @@
+"""Captured decode steps give what steps that run as they are give: on a device that plays a capture."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo import LLM, SamplingParams
+from octavo.attention.contract import AttentionBatch
+from octavo.attention.device import CPU
+from octavo.engine.build import build_engine
+from octavo.engine.graphs import MOST_ROWS, DecodeGraphs, ladder
+from octavo.models.load import load
+from octavo.settings import Settings
+from tests import checkpoints
+from tests.conformance.vectorised import TokenPlan, Vectorised
+from tests.distributions import Offers, plugins_of
+from tests.engine.harness import generate, load_reference
+
+PROMPTS = [[number, 7, *range(5 * number)] for number in range(1, 8)]
+LENGTHS = [12, 3, 9, 1, 12, 5, 7]
+"""Unequal, so that the batch shrinks through several sizes."""
+
+
+class Replaying(CPU):
+    """A replay runs the step anew, with the plan of the capture and whatever lies in the tensors by then."""
+
+    name = "replaying"
+    captures = True
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
+        return run
+
+
+class Refreshing(Vectorised):
+    name = "refreshing"
+    platform = "replaying"
+    capabilities = replace(Vectorised.capabilities, head_sizes=(...,))
+
+
+class Fresh(Refreshing):
+    """Never gives the captured object: every step is to be run as it is."""
+
+    name = "fresh"
+
+    def plan(self, batch: AttentionBatch, bucket: int | None = None) -> TokenPlan:
+        return super().plan(batch)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.make("mistral", tmp_path_factory.mktemp("mistral"))
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    model = load_reference(folder)
+    return [generate(model, prompt, length) for prompt, length in zip(PROMPTS, LENGTHS, strict=True)]
+
+
+def engine(folder: Path, device: type[CPU] = Replaying, attention: str = "refreshing", **settings: Any) -> LLM:
+    chosen = {"block_size": 16, "max_batch_total_tokens": 2048, "max_total_tokens": 128, "max_batch_size": 8}
+    plugins = plugins_of(Offers([Refreshing, Fresh], [device]))
+    return LLM(str(folder), device=device.name, attention=attention, plugins=plugins, **chosen | settings)
+
+
+def graphs_of(llm: LLM) -> DecodeGraphs:
+    graphs = llm.engine.runner.graphs
+    assert graphs is not None
+    return graphs
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    params = [SamplingParams(max_tokens=length, ignore_eos=True, temperature=0) for length in LENGTHS]
+    return [list(output.completions[0].token_ids) for output in llm.generate(PROMPTS, params)]
+
+
+def test_replayed_steps_give_the_same_tokens(folder: Path, expected: list[list[int]]) -> None:
+    llm = engine(folder)
+    assert answers(llm) == expected
+    assert graphs_of(llm).sizes == [1, 2, 4, 8]
+    assert graphs_of(llm).replays >= max(LENGTHS) - 2
+
+
+def test_sizes_that_the_user_names(folder: Path, expected: list[list[int]]) -> None:
+    """More rows than the largest size run as they are."""
+    llm = engine(folder, cuda_graphs="3, 5,3")
+    assert answers(llm) == expected
+    assert graphs_of(llm).sizes == [3, 5]
+    assert graphs_of(llm).replays
+
+
+def test_none_are_captured_where_none_are_wanted(folder: Path, expected: list[list[int]]) -> None:
+    llm = engine(folder, cuda_graphs="0")
+    assert llm.engine.runner.graphs is None
+    assert answers(llm) == expected
+
+
+def test_a_backend_that_asks_for_it_runs_as_it_is(folder: Path, expected: list[list[int]]) -> None:
+    llm = engine(folder, attention="fresh")
+    assert answers(llm) == expected
+    assert graphs_of(llm).replays == 0
+
+
+def test_a_step_that_cannot_be_captured_is_a_warning(
+    folder: Path, expected: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing(Replaying):
+        name = "refusing"
+
+        def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with caplog.at_level(logging.WARNING, logger="octavo"):
+        llm = engine(folder, Refusing)
+    assert "without graphs: a step of 8 rows: operation not permitted" in caplog.text
+    assert answers(llm) == expected
+
+
+def test_what_graphs_keep_is_no_room_for_the_cache(folder: Path) -> None:
+    class Counting(Replaying):
+        name = "counting"
+
+        def peak(self, run: Callable[[], None]) -> int:
+            """A measured step takes none; capturing, for which there is no cache to speak of yet, does."""
+            run()
+            return 12345
+
+    plugins = plugins_of(Offers([Refreshing], [Counting]))
+    chosen = {"attention": "refreshing", "block_size": 16, "max_batch_size": 8, "max_total_tokens": 128}
+    for sizes, kept in ((None, 12345), ("0", 0)):
+        built = build_engine(load(folder, progress=False), Counting(), Settings(cuda_graphs=sizes, **chosen), plugins)
+        assert built.memory.graphs == kept
+
+
+@given(most=st.integers(1, 2000))
+def test_every_number_of_rows_has_a_size(most: int) -> None:
+    sizes = ladder(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == min(most, MOST_ROWS)
+    for rows in range(1, sizes[-1] + 1):
+        size = next(size for size in sizes if size >= rows)
+        assert size - rows <= max(7, rows / 4)
