@@ -81,17 +81,40 @@ def test_the_stop_text_stays(http: httpx.Client, reference: Any) -> None:
     assert parts[-1]["details"]["finish_reason"] == "stop_sequence"
 
 
-def test_the_end_token_is_special_and_no_text(http: httpx.Client) -> None:
-    """Drawn until it comes: its name is told as its text, and is not in the answer."""
+@pytest.fixture
+def ended(http: httpx.Client) -> tuple[int, Any]:
+    """A seed with which an answer ends by itself, and the answer: drawn until one does."""
     for seed in range(400):
         answer = ask(http, inputs="count", do_sample=True, max_new_tokens=64, seed=seed, details=True).json()
-        if answer["details"]["finish_reason"] == "eos_token":
-            break
-    else:
-        pytest.fail("no end token came")
+        if answer["details"]["finish_reason"] == "eos_token" and answer["generated_text"]:
+            return seed, answer
+    pytest.fail("no end token came")
+
+
+def test_the_end_token_is_special_and_no_text(ended: tuple[int, Any]) -> None:
+    """Its name is told as its text, and is not in the answer."""
+    _, answer = ended
     *others, last = answer["details"]["tokens"]
     assert (last["id"], last["text"], last["special"]) == (EOS, "<end>", True)
     assert answer["generated_text"] == TOKENIZER.decode([token["id"] for token in others], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("route", ["/generate", "/generate_stream"])
+def test_the_end_token_brings_what_was_held_back(http: httpx.Client, ended: tuple[int, Any], route: str) -> None:
+    """The beginning of a stop text that never came: clients put an answer together from tokens that are not special."""
+    seed, answer = ended
+    text = answer["generated_text"]
+    response = ask(
+        http, route, inputs="count", do_sample=True, max_new_tokens=64, seed=seed, details=True, stop=[text[-1] + "?!"]
+    )
+    if route == "/generate":
+        tokens, said = response.json()["details"]["tokens"], response.json()["generated_text"]
+    else:
+        parts = events(response)
+        tokens, said = [part["token"] for part in parts], parts[-1]["generated_text"]
+    assert said == text
+    assert "".join(token["text"] for token in tokens if not token["special"]) == text
+    assert (tokens[-1]["id"], tokens[-1]["text"], tokens[-1]["special"]) == (EOS, text[-1], False)
 
 
 def test_the_prompt_in_front(http: httpx.Client) -> None:

@@ -14,6 +14,8 @@ from octavo_triton.tuning import PrefillTile
 
 _PLANNED = 64
 """Items that one program of a planning kernel fills."""
+_WRITTEN = 1
+"""Tokens that one program writes."""
 _MOST_JOINED, _HELD = 16, 8192
 """Parts, and float32 elements of all of them, that one program joins at a time."""
 
@@ -89,10 +91,11 @@ def _joined(spec: AttentionSpec) -> int:
 def write(layout: AxesLayout, cache: KVCache, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
     """key, value: [tokens, kv_heads, head_size]; slots: [tokens] int64, -1 writes nothing."""
     keys, values = _strides(layout, cache, layer)
-    kernels.write[(len(slots),)](
-        cache.keys[layer], cache.values[layer], key, value, slots, *key.stride()[:2], *value.stride()[:2],
+    kernels.write[(triton.cdiv(len(slots), _WRITTEN),)](
+        cache.keys[layer], cache.values[layer], key, value, slots, *key.stride()[:2], *value.stride()[:2], len(slots),
         KV_HEADS=layout.kv_heads, SIZE=layout.head_size, KEY=keys, VALUE=values, BLOCK_SIZE=layout.block_size,
-        ELEMENTS=triton.next_power_of_2(layout.kv_heads * layout.head_size), LARGEST=_largest(layout.dtype),
+        TOKENS=_WRITTEN, ELEMENTS=triton.next_power_of_2(layout.kv_heads * layout.head_size),
+        LARGEST=_largest(layout.dtype),
     )  # fmt: skip
 
 

@@ -152,9 +152,13 @@ def _prefill(service: Service, output: RequestOutput) -> list[PrefillToken]:
 
 
 def _token(service: Service, part: StreamedToken) -> Token:
-    """A token with the text that it made showable; special ones bear their names."""
+    """A token with the text that it made showable; special ones bear their names.
+
+    The one that ends an answer brings what was held back until then (the beginning of a stop text, bytes that make no
+    character). It is told as text then: clients put an answer together from the tokens that are not special.
+    """
     token_id = part.token_id or 0
-    special = service.texts.is_special(token_id)
+    special = service.texts.is_special(token_id) and not part.text
     text = service.texts.token_text(token_id) if special else part.text
     return Token(token_id, text, None if part.logprob is None else part.logprob.logprob, special)
 

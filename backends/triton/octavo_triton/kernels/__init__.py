@@ -1,4 +1,7 @@
-"""The kernels: no device is named, every variant is a compile-time constant."""
+"""The kernels: no device is named, every variant is a compile-time constant.
+
+Numbers that change from step to step are not specialized, so that none of them has a kernel compiled.
+"""
 
 from octavo_triton.kernels.decode import decode, split
 from octavo_triton.kernels.prefill import cut, prefill

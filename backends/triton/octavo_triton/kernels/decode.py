@@ -6,7 +6,7 @@ import triton.language as tl
 from octavo_triton.kernels.common import absorb, finite, is_upright, sink
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "room", "wanted", "needed"])
 def split(
     items,
     contexts,
@@ -55,7 +55,7 @@ def split(
     tl.store(items + 4 * room + item, count, mask=fits)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "room"])
 def decode(
     out,
     query,

@@ -6,7 +6,7 @@ import triton.language as tl
 from octavo_triton.kernels.common import absorb, sink
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row", "rows", "room", "tokens"])
 def cut(tiles, query_starts, first_row, rows, room, tokens, ROWS: tl.constexpr, ITEMS: tl.constexpr):
     """Who does what: tiles [2, room] int32 of row (-1: nothing) and number of its tile of `tokens` query tokens.
 
@@ -25,7 +25,7 @@ def cut(tiles, query_starts, first_row, rows, room, tokens, ROWS: tl.constexpr, 
     tl.store(tiles + room + item, left, mask=item < room)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "room"])
 def prefill(
     out,
     query,

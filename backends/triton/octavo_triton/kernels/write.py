@@ -6,7 +6,7 @@ import triton.language as tl
 from octavo_triton.kernels.common import along
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def write(
     keys,
     values,
@@ -17,27 +17,27 @@ def write(
     key_head,
     value_token,
     value_head,
+    tokens,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     KEY: tl.constexpr,
     VALUE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
     ELEMENTS: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """One token's heads. Grid: tokens.
+    """TOKENS tokens' heads, of `tokens`. Grid: so many at a time.
 
     key, value: [tokens, KV_HEADS, SIZE], the last stride is 1; a slot of -1 is left. KEY and VALUE: the stride of
     blocks, then three numbers for each axis (see `along`): slot, head and dim. ELEMENTS: a power of two that holds a
     token's. LARGEST: what the cache's dtype holds at most, where that is less than its input may be: values beyond
     become it.
     """
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + token)
-    if slot < 0:
-        return
-    element = tl.arange(0, ELEMENTS)
-    mask = element < KV_HEADS * SIZE
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
+    slot = tl.load(slots + token, mask=token < tokens, other=-1)
+    element = tl.arange(0, ELEMENTS)[None, :]
+    mask = (slot >= 0) & (element < KV_HEADS * SIZE)
     head = element // SIZE
     dim = element % SIZE
     block = slot // BLOCK_SIZE
