@@ -146,12 +146,14 @@ def test_a_gpu_is_the_process_current_one(monkeypatch: pytest.MonkeyPatch) -> No
     assert waited == [True, True]
 
 
-def test_capture_records_once_and_returns_the_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done to a GPU that is not there."""
     events: list[str] = []
 
     class Recording:
-        def __init__(self, graph: object) -> None:
-            self.graph = graph
+        def __init__(self, graph: object, pool: object) -> None:
+            events.append(f"pool {pool}")
 
         def __enter__(self) -> None:
             events.append("begin")
@@ -161,11 +163,35 @@ def test_capture_records_once_and_returns_the_replay(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: events.append("replay")))
     monkeypatch.setattr(torch.cuda, "graph", Recording)
-    replay = CUDA().capture(lambda: events.append("run"))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: len(events))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "stream")
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: events.append(f"back to {stream}"))
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: "default")
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", events.append)
+    return events
+
+
+def test_capture_records_once_and_returns_the_replay(captures: list[str]) -> None:
+    """Before that it runs once where to wait for the GPU is an error; all graphs are of one pool."""
+    device = CUDA()
+    replay = device.capture(lambda: captures.append("run"))
     assert replay is not None
     replay()
     replay()
-    assert events == ["begin", "run", "end", "replay", "replay"]
+    pool = captures[3]
+    assert captures == ["error", "run", "default", pool, "begin", "run", "end", "replay", "replay"]
+    assert device.capture(lambda: None) is not None
+    assert captures.count(pool) == 2
+
+
+def test_a_capture_that_breaks_off_leaves_no_stream_behind(captures: list[str]) -> None:
+    def run() -> None:
+        if "begin" in captures:
+            raise RuntimeError("not while capturing")
+
+    with pytest.raises(RuntimeError, match="not while capturing"):
+        CUDA().capture(run)
+    assert captures[-1] == "back to stream"
 
 
 def test_an_intel_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,25 @@ def test_replayed_steps_give_the_same_tokens(folder: Path, expected: list[list[i
     assert graphs_of(llm).replays >= max(LENGTHS) - 2
 
 
+def test_preempted_requests_cached_prompts_and_their_probabilities(folder: Path) -> None:
+    """A cache for few of them; then prompts of which one token is left to compute, whose logits are all wanted."""
+    llm = engine(folder, max_batch_total_tokens=64, max_total_tokens=64)
+    long = [SamplingParams(max_tokens=40, ignore_eos=True, temperature=0) for _ in range(4)]
+    alone = [list(one.completions[0].token_ids) for one in engine(folder, cuda_graphs="0").generate(PROMPTS[:4], long)]
+    for _ in range(2):
+        assert [list(one.completions[0].token_ids) for one in llm.generate(PROMPTS[:4], long)] == alone
+    assert llm.engine.scheduler.preemptions
+    wanted = SamplingParams(max_tokens=3, temperature=0, prompt_logprobs=0, logprobs=2)
+    replayed, plain = (
+        engine(folder, cuda_graphs=sizes).generate([[9], [8], *PROMPTS[:3]], wanted) for sizes in (None, "0")
+    )
+    for one, other in zip(replayed, plain, strict=True):
+        assert one.completions[0].token_ids == other.completions[0].token_ids
+        for mine, theirs in zip(one.prompt_logprobs or [], other.prompt_logprobs or [], strict=True):
+            assert (mine is None) == (theirs is None)
+            assert mine is None or theirs is None or mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
 def test_sizes_that_the_user_names(folder: Path, expected: list[list[int]]) -> None:
     """More rows than the largest size run as they are."""
     llm = engine(folder, cuda_graphs="3, 5,3")

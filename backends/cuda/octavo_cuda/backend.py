@@ -77,7 +77,8 @@ def tuned(spec: AttentionSpec, architecture: str, shared_bytes: int) -> Tuning:
     """Tiles for layers on an architecture, e.g. "sm_90", whose blocks may take so much shared memory."""
     dims = 1 << (spec.head_size - 1).bit_length()
     # A quarter is for what is not keys and values on their way: queries, and sums that change layout.
-    return fitted(_measured().get(architecture, PLAIN), dims, spec.dtype.itemsize, spec.group, shared_bytes * 3 // 4)
+    itemsize = max(spec.dtype.itemsize, spec.kv_dtype.itemsize)
+    return fitted(_measured().get(architecture, PLAIN), dims, itemsize, spec.group, shared_bytes * 3 // 4)
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,6 +18,8 @@ from octavo_triton.layout import TritonLayout
 from octavo_triton.plan import Decodes, Plan, Scratch, Storage
 from octavo_triton.tuning import Tuning
 
+_TRITON = (3, 6)
+"""The oldest that the kernels were compiled with."""
 _FEW = 4
 """Rows are few when each of their key heads can have so many processors."""
 
@@ -49,8 +52,15 @@ class TritonBackend(AttentionBackend):
 
     @classmethod
     def probe(cls, device: Device) -> str | None:
-        """It needs Triton."""
-        return None if find_spec("triton") else "Triton is not installed: pip install triton"
+        """It needs a Triton that is new enough."""
+        if find_spec("triton") is None:
+            return "Triton is not installed: pip install triton"
+        try:
+            found = version("triton")
+        except PackageNotFoundError:  # a build for another accelerator has a name of its own
+            return None
+        newer = tuple(map(int, found.split(".")[:2])) >= _TRITON
+        return None if newer else f"it needs Triton {_TRITON[0]}.{_TRITON[1]} or newer, {found} is installed"
 
     @abstractmethod
     def tune(self) -> Tuning:

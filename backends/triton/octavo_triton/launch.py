@@ -12,8 +12,10 @@ from octavo_triton import kernels
 from octavo_triton.plan import Decodes, Plan
 from octavo_triton.tuning import PrefillTile
 
-_PLANNED = 64
-"""Items that one program of a planning kernel fills."""
+_FEWEST_ROWS = 256
+"""Planning kernels are compiled for so many rows at least, and above for the next power of two."""
+_COMPARED = 1 << 14
+"""Pairs of an item and a row that one program of a planning kernel compares."""
 _WRITTEN = 1
 """Tokens that one program writes."""
 _MOST_JOINED, _HELD = 16, 8192
@@ -23,19 +25,27 @@ _MOST_JOINED, _HELD = 16, 8192
 def split(work: Decodes, contexts: Tensor, window: int | None) -> None:
     """Fill `work.items`."""
     room = work.items.shape[1]
-    kernels.split[(triton.cdiv(room, _PLANNED),)](
+    rows, items, warps = _planning(work.rows)
+    kernels.split[(triton.cdiv(room, items),)](
         work.items, contexts, work.rows, room, work.wanted, work.needed,
-        ROWS=triton.next_power_of_2(work.rows), ITEMS=_PLANNED, UNIT=work.tile.keys, LEAST=work.tile.least,
-        WINDOW=window,
+        ROWS=rows, ITEMS=items, UNIT=work.tile.keys, LEAST=work.tile.least,
+        WINDOW=window, num_warps=warps,
     )  # fmt: skip
 
 
 def cut(tiles: Tensor, query_starts: Tensor, first_row: int, tokens: int) -> None:
     """Fill `tiles` with tiles of `tokens` query tokens of the rows from `first_row` on."""
     rows, room = len(query_starts) - 1, tiles.shape[1]
-    kernels.cut[(triton.cdiv(room, _PLANNED),)](
-        tiles, query_starts, first_row, rows, room, tokens, ROWS=triton.next_power_of_2(rows), ITEMS=_PLANNED
+    held, items, warps = _planning(rows)
+    kernels.cut[(triton.cdiv(room, items),)](
+        tiles, query_starts, first_row, rows, room, tokens, ROWS=held, ITEMS=items, num_warps=warps
     )
+
+
+def _planning(rows: int) -> tuple[int, int, int]:
+    """Of a planning kernel for so many rows: how many it is compiled for, items of a program, and its warps."""
+    held = max(_FEWEST_ROWS, triton.next_power_of_2(rows))
+    return held, max(1, _COMPARED // held), 4 if held == _FEWEST_ROWS else 8
 
 
 class Attention:
@@ -61,7 +71,7 @@ class Attention:
     def decode(self, out: Tensor, query: Tensor, cache: KVCache, plan: Plan, work: Decodes, layer: int) -> None:
         """Into the first rows of `out`."""
         tile, room = work.tile, work.items.shape[1]
-        kernels.decode[(self.spec.kv_heads, room)](
+        kernels.decode[(self.spec.kv_heads * room,)](
             **self._arguments(out, query, cache, layer),
             table=plan.table, contexts=plan.contexts, items=work.items, partial=work.scratch.partial,
             arrived=work.scratch.arrived,
@@ -74,7 +84,7 @@ class Attention:
     ) -> None:
         """Into the tokens of `out` that belong to the tiles' rows."""
         room = tiles.shape[1]
-        kernels.prefill[(self.spec.kv_heads, room)](
+        kernels.prefill[(self.spec.kv_heads * room,)](
             **self._arguments(out, query, cache, layer),
             table=plan.table, query_starts=plan.query_starts, contexts=plan.contexts, tiles=tiles,
             width=plan.table.shape[1], room=room, QUERIES=shape.queries, TILE=shape.keys, STAGES=shape.stages,
@@ -95,7 +105,7 @@ def write(layout: AxesLayout, cache: KVCache, layer: int, key: Tensor, value: Te
         cache.keys[layer], cache.values[layer], key, value, slots, *key.stride()[:2], *value.stride()[:2], len(slots),
         KV_HEADS=layout.kv_heads, SIZE=layout.head_size, KEY=keys, VALUE=values, BLOCK_SIZE=layout.block_size,
         TOKENS=_WRITTEN, ELEMENTS=triton.next_power_of_2(layout.kv_heads * layout.head_size),
-        LARGEST=_largest(layout.dtype),
+        LARGEST=_largest(key.dtype, layout.dtype),
     )  # fmt: skip
 
 
@@ -105,6 +115,7 @@ def _strides(layout: AxesLayout, cache: KVCache, layer: int) -> tuple[tuple[int,
     return keys, values
 
 
-def _largest(dtype: torch.dtype) -> float | None:
-    """A dtype of one byte holds so little that what does not fit must not become infinite or NaN."""
-    return float(torch.finfo(dtype).max) if dtype.itemsize == 1 else None
+def _largest(given: torch.dtype, kept: torch.dtype) -> float | None:
+    """What a dtype holds at most, if it is less than what it is given may be: no number must become infinite or NaN."""
+    most = float(torch.finfo(kept).max)
+    return most if most < float(torch.finfo(given).max) else None

@@ -57,29 +57,34 @@ PLAIN = Tuning(
 """For heads of up to 128 elements of two bytes, on a GPU that nobody has measured."""
 _LEAST = 16
 """Rows and columns that a product of tiles needs."""
-_MOST_FLOAT32 = 32
-"""Rows and columns of float32: no matrix unit multiplies them exactly, and the others hold tiles in registers."""
+_FLOAT32 = 2048
+"""Elements of a tile of float32: no matrix unit multiplies them exactly, and the others hold tiles in registers."""
 
 
 def fitted(tuning: Tuning, dims: int, itemsize: int, group: int, shared_bytes: int) -> Tuning:
-    """With fewer keys at a time until keys and values on their way fit into a processor's shared memory.
+    """With fewer keys at a time, and then fewer tiles, until what is on its way fits into a processor's shared memory.
 
     dims: elements of a head, padded to a power of two; itemsize: bytes of one in a product. A prefill tile has room
-    for all query heads of a key head.
+    for all query heads of a key head, and decoding has as many more warps as it has more of them than a product needs.
     """
-    most = _MOST_FLOAT32 if itemsize > 2 else 1 << 30
+    most = max(_LEAST, _FLOAT32 // dims) if itemsize > 2 else 1 << 30
 
-    def keys_of(keys: int, stages: int) -> int:
+    def fit(keys: int, stages: int) -> dict[str, int]:
         keys = min(keys, most)
         while keys > _LEAST and 2 * keys * dims * itemsize * stages > shared_bytes:
             keys //= 2
-        return keys
+        while stages > 1 and 2 * keys * dims * itemsize * stages > shared_bytes:
+            stages -= 1
+        return {"keys": keys, "stages": stages}
 
     queries = min(tuning.prefill.queries, most)
     while queries > _LEAST and queries * dims * itemsize > shared_bytes // 4:
         queries //= 2
     while queries < group:
         queries *= 2
-    prefill = replace(tuning.prefill, queries=queries, keys=keys_of(tuning.prefill.keys, tuning.prefill.stages))
-    few, many = (replace(tile, keys=keys_of(tile.keys, tile.stages)) for tile in (tuning.few, tuning.many))
+    prefill = replace(tuning.prefill, queries=queries, **fit(tuning.prefill.keys, tuning.prefill.stages))
+    warps = max(1, (1 << (group - 1).bit_length()) // _LEAST)
+    few, many = (
+        replace(tile, **fit(tile.keys, tile.stages), warps=tile.warps * warps) for tile in (tuning.few, tuning.many)
+    )
     return Tuning(few, many, prefill)

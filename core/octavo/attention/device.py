@@ -154,6 +154,9 @@ class CUDA(Device):
     priority = 10
     captures = True
 
+    def __init__(self) -> None:
+        self._pool: Any = None
+
     @classmethod
     def unavailable(cls) -> str | None:
         """PyTorch's build and the driver decide."""
@@ -179,10 +182,27 @@ class CUDA(Device):
         return _peak(torch.cuda, self, run)
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
-        """A CUDA graph (HIP graph on AMD) of `run`; it must have run once before, so that nothing is made in it."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        """A CUDA graph (HIP graph on AMD) of `run`; it must have run once before, so that nothing is made in it.
+
+        The graphs of one object share memory: they are replayed one at a time, and what one gives is taken before the
+        next. A `run` that waits for the GPU is an error before anything is captured, since a capture that breaks off
+        leaves PyTorch's allocator in the middle of it.
+        """
+        stream, mode = torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
             run()
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                run()
+        except BaseException:
+            torch.cuda.set_stream(stream)
+            raise
         return graph.replay
 
 

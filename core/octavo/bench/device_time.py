@@ -16,8 +16,8 @@ _READ_BYTES = 2 << 30
 _WARM_UPS = 3
 
 
-def seconds(device: Device, run: Callable[[], object], repeats: int) -> float:
-    """The median. A device that captures graphs replays one, so that launches cost what they cost in an engine."""
+def seconds(device: Device, run: Callable[[], object], repeats: int, *, captured: bool = True) -> float:
+    """The median. `captured`: by replays of a graph, where the device can: launches cost what they do in an engine."""
 
     def once() -> None:
         run()
@@ -25,7 +25,7 @@ def seconds(device: Device, run: Callable[[], object], repeats: int) -> float:
     for _ in range(_WARM_UPS):
         once()
     device.synchronize()
-    replay = device.capture(once) or once
+    replay = (device.capture(once) if captured else None) or once
     cache = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device.torch_device)
     if device.torch_device.type == "cpu":
         return statistics.median(_on_host(replay, cache) for _ in range(repeats))

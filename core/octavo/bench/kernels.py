@@ -75,7 +75,10 @@ def run(options: Options, progress: Callable[[str], None]) -> Report:
     installed = plugins()
     device = choose_device(options.device or "auto", installed)
     dtype = options.dtype or ("float32" if device.torch_device.type == "cpu" else "bfloat16")
-    kv_dtype = options.kv_dtype or dtype
+    kv_dtype = (options.kv_dtype or dtype).replace("fp8_", "float8_")
+    for word in (dtype, kv_dtype):
+        if not isinstance(getattr(torch, word, None), torch.dtype):
+            raise ValueError(f"{word} is no dtype: bfloat16, float16, float32, or of the cache fp8_e4m3fn, fp8_e5m2")
     spec = AttentionSpec(
         layers=1, heads=options.heads, kv_heads=options.kv_heads, head_size=options.head_size,
         scale=options.head_size**-0.5, dtype=getattr(torch, dtype), kv_dtype=getattr(torch, kv_dtype),
@@ -87,7 +90,8 @@ def run(options: Options, progress: Callable[[str], None]) -> Report:
         backend = selection.build(spec, device)
         for batch in SMALL if device.torch_device.type == "cpu" else [*DECODES, *PREFILLS]:
             progress(f"{selection.name}: {batch.name}")
-            taken = seconds(device, _attending(backend, batch, device), options.repeats)
+            captured = selection.capabilities.graphs != "none"
+            taken = seconds(device, _attending(backend, batch, device), options.repeats, captured=captured)
             row: dict[str, Fact] = {"backend": selection.name, "batch": batch.name}
             row["block_size_tokens"] = selection.block_size
             rows.append(row | _measures(spec, batch, taken, ceiling))

@@ -103,14 +103,13 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
     room = measured(room, runner, settings, selection, loaded.max_position, device)
     limits = limits_of(settings, selection, room, room.blocks(settings), loaded.max_position)
     sizes = graph_sizes(settings) if device.captures and selection.capabilities.graphs != "none" else []
-    if sizes:  # once with a cache of no size, to know what graphs take of the memory that is left for one
-        room = replace(room, graphs=device.peak(lambda: _capture(runner, sizes, selection, limits, device)))
+    room, captured = _with_graphs(room, runner, sizes, selection, limits, device)
     num_blocks = room.blocks(settings)
     limits = limits_of(settings, selection, room, num_blocks, loaded.max_position)
     for group in groups:
         group.cache = group.backend.layout.allocate(num_blocks, device.torch_device)
-    if sizes:
-        _capture(runner, sizes, selection, limits, device)
+    if captured:
+        runner.graphs = _captured(runner, sizes, selection, limits, device)
     memory = MemoryUse(
         weights=weight_bytes(loaded.model), activations=room.activations, graphs=room.graphs,
         num_blocks=num_blocks, block_size=selection.block_size, block_bytes=block_bytes,
@@ -139,19 +138,31 @@ def _forward(model: PreTrainedModel, settings: Settings, device: Device) -> Forw
     return forward
 
 
-def _capture(runner: Runner, sizes: list[int], selection: Selection, limits: Limits, device: Device) -> None:
-    """Give the runner graphs of decode steps of these sizes; none if they cannot be captured."""
-    runner.graphs = None
+def _with_graphs(
+    room: Room, runner: Runner, sizes: list[int], selection: Selection, limits: Limits, device: Device
+) -> tuple[Room, bool]:
+    """What graphs of these sizes keep, captured once with a cache of no size; and whether they can be captured."""
+    found: list[bool] = []
+    if sizes:
+        taken = device.peak(lambda: found.append(_captured(runner, sizes, selection, limits, device) is not None))
+        room = replace(room, graphs=taken if found[-1] else 0)
+    return room, any(found)
+
+
+def _captured(
+    runner: Runner, sizes: list[int], selection: Selection, limits: Limits, device: Device
+) -> DecodeGraphs | None:
+    """Graphs of decode steps of these sizes, or None, with the reason in the log."""
     started = time.perf_counter()
     width = -(-(limits.max_total_tokens + limits.spare_slots) // selection.block_size)
-    graphs = DecodeGraphs(runner.forward, runner.groups, device, sizes, width)
     try:
+        graphs = DecodeGraphs(runner.forward, runner.groups, device, sizes, width)
         graphs.capture()
-    except NotCaptured as error:
+    except (NotCaptured, torch.OutOfMemoryError) as error:
         logger.warning("decode steps run as they are, without graphs: %s", error)
-        return
-    runner.graphs = graphs
+        return None
     logger.info("captured decode steps of %d sizes in %.1f s", len(sizes), time.perf_counter() - started)
+    return graphs
 
 
 def _tell(memory: MemoryUse) -> None:

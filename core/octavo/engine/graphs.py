@@ -77,9 +77,9 @@ class DecodeGraphs:
         Raises NotCaptured if the device, a backend or the model cannot.
         """
         for size in reversed(self.sizes):
-            self._pad(0, size)
-            plans = self._plan(size, 0)
             try:
+                self._pad(0, size)
+                plans = self._plan(size, 0)
                 self._compute(size)
                 replay = self.device.capture(partial(self._compute, size))
             except Exception as error:

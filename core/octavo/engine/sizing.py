@@ -18,6 +18,8 @@ from octavo.settings import Settings, SettingsError
 
 logger = logging.getLogger(__name__)
 
+_USUAL_ROWS = 256
+"""Sequences at once without `MAX_BATCH_SIZE`: requests may have several, and `octavo.LLM` limits none."""
 CPU_SHARE = 0.25
 """Of the free host memory that the cache may take when the user names no size: the machine has others to serve."""
 
@@ -87,7 +89,7 @@ def measured(
 def graph_sizes(settings: Settings) -> list[int]:
     """Rows for which decode steps are captured, ascending; none where the user wants none."""
     if settings.cuda_graphs is None:
-        return ladder(settings.max_batch_size or settings.max_concurrent_requests)
+        return ladder(settings.max_batch_size or max(settings.max_concurrent_requests, _USUAL_ROWS))
     return sorted({int(size) for size in settings.cuda_graphs.split(",")} - {0})
 
 

@@ -104,7 +104,7 @@ class Batching(SettingsGroup):
     cuda_graphs: Annotated[str | None, AfterValidator(_sizes)] = Field(
         None,
         description="Numbers of requests for which a step is captured and replayed on a GPU, e.g. 1,2,4,8; 0: none. "
-        "Unset: up to the most that may run, 512 at most.",
+        "Unset: up to MAX_BATCH_SIZE, or 256 where that is unset too.",
     )
     waiting_served_ratio: NonNegativeFloat = Field(
         0.0,

@@ -89,6 +89,7 @@ def shapes(target: str, *, complete: bool) -> Iterator[Shape]:
     yield Shape(flash, 256, replace(common, window=1000, softcap=30.0, sinks=True, kv_dtype=torch.float8_e5m2))
     yield from (Shape(flash, 256, replace(common, head_size=256)), Shape(flash, 256, replace(common, kv_heads=1)))
     yield Shape(paged, 16, replace(single, head_size=64))
+    yield Shape(flash, 256, replace(common, kv_dtype=torch.float32))
     if not complete:
         return
     for backend in (flash, paged):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.backends.triton.compiler import SHARED_BYTES
 
-SPILLED = 512
+SPILLED = 1024
 """Bytes of a thread: what is saved around a loop. More is a tile that does not fit."""
 
 

@@ -24,10 +24,6 @@ class TestFlashDecoding(Suite):
     backend: ClassVar[type[AttentionBackend]] = FlashDecoding
 
 
-class TestPaged(Suite):
-    backend: ClassVar[type[AttentionBackend]] = Paged
-
-
 def test_a_read_beside_all_tensors_is_seen() -> None:
     stage = Stage(FlashDecoding, plain(), CPU(), 0)
     row = stage.row(20)

@@ -1,6 +1,6 @@
 """The kernels: no device is named, every variant is a compile-time constant.
 
-Numbers that change from step to step are not specialized, so that none of them has a kernel compiled.
+Numbers that change from step to step are not specialized: none of them has a kernel compiled anew.
 """
 
 from octavo_triton.kernels.decode import decode, split

@@ -11,7 +11,8 @@ def along(at, OUTER: tl.constexpr, PACKED: tl.constexpr, INNER: tl.constexpr):
     """Elements from an axis's start to coordinate `at`, by the strides outside and inside of its packed part."""
     if PACKED == 0:
         return at * INNER
-    return at // PACKED * OUTER + at % PACKED * INNER
+    else:
+        return at // PACKED * OUTER + at % PACKED * INNER
 
 
 @triton.jit
@@ -31,9 +32,10 @@ def blocks_of(table, first, end, tokens, BLOCK_SIZE: tl.constexpr, TILE: tl.cons
     """The block of each of the `tokens` (first, first + 1, ...) below `end`, one for all where a block holds them."""
     if BLOCK_SIZE % TILE == 0:
         return tl.load(table + first // BLOCK_SIZE).to(tl.int64)
-    # A mask for whole blocks, too, tells the compiler that neighbouring slots are of one block.
-    entry = tokens // BLOCK_SIZE
-    return tl.load(table + entry, mask=entry * BLOCK_SIZE < end, other=0).to(tl.int64)
+    else:
+        # A mask for whole blocks, too, tells the compiler that neighbouring slots are of one block.
+        entry = tokens // BLOCK_SIZE
+        return tl.load(table + entry, mask=entry * BLOCK_SIZE < end, other=0).to(tl.int64)
 
 
 @triton.constexpr_function
@@ -61,9 +63,10 @@ def load_keys(
     there = keys + at[None, :] + along(dim, KEY[7], KEY[8], KEY[9])[:, None]
     if BOUNDED:
         return tl.load(there, mask=inside[None, :] & (dim < SIZE)[:, None], other=0.0)
-    if DIMS == SIZE:
+    elif DIMS == SIZE:
         return tl.load(there)
-    return tl.load(there, mask=(dim < SIZE)[:, None], other=0.0)
+    else:
+        return tl.load(there, mask=(dim < SIZE)[:, None], other=0.0)
 
 
 @triton.jit
@@ -85,9 +88,10 @@ def load_values(
     there = values + at[:, None] + along(dim, VALUE[7], VALUE[8], VALUE[9])[None, :]
     if BOUNDED:
         return tl.load(there, mask=inside[:, None] & (dim < SIZE)[None, :], other=0.0)
-    if DIMS == SIZE:
+    elif DIMS == SIZE:
         return tl.load(there)
-    return tl.load(there, mask=(dim < SIZE)[None, :], other=0.0)
+    else:
+        return tl.load(there, mask=(dim < SIZE)[None, :], other=0.0)
 
 
 @triton.jit
@@ -118,9 +122,10 @@ def load_upright_values(
         begun = tokens // RUN * RUN < end
         loaded = tl.load(there, mask=begun[:, None] & (dim < SIZE)[None, :], other=0.0)
         return tl.where((tokens < end)[:, None], loaded, 0.0)
-    if DIMS == SIZE:
+    elif DIMS == SIZE:
         return tl.load(there)
-    return tl.load(there, mask=(dim < SIZE)[None, :], other=0.0)
+    else:
+        return tl.load(there, mask=(dim < SIZE)[None, :], other=0.0)
 
 
 @triton.jit

@@ -87,14 +87,15 @@ def decode(
     STAGES: tl.constexpr,
     JOINED: tl.constexpr,
 ):
-    """One part of one row's context, for the query heads of one key head. Grid: key heads, items.
+    """One part of one row's context, for the query heads of one key head. Grid: items, each with all
+    key heads.
 
     query: one token a row; out [rows, heads, size], contiguous. partial: float32 [room, KV_HEADS, GROUP, SIZE + 2],
     what a part gives: the weighted sum, its peak and total. arrived: int32 [rows, KV_HEADS], all 0, and so again at
     the end. HEADS and DIMS: powers of two that hold GROUP and SIZE. JOINED parts are joined at a time.
     """
-    kv_head = tl.program_id(0)
-    item = tl.program_id(1)
+    kv_head = tl.program_id(0) % KV_HEADS
+    item = tl.program_id(0) // KV_HEADS
     row = tl.load(items + item)
     if row < 0:
         return
@@ -106,7 +107,7 @@ def decode(
     head = tl.arange(0, HEADS)
     dim = tl.arange(0, DIMS)
     real = (head < GROUP)[:, None] & (dim < SIZE)[None, :]
-    query += row.to(tl.int64) * query_token + kv_head * GROUP * query_head
+    query += row.to(tl.int64) * query_token + kv_head.to(tl.int64) * GROUP * query_head
     own = tl.load(query + head[:, None] * query_head + dim[None, :], mask=real, other=0.0)
     table += row.to(tl.int64) * width
     peak = tl.full([HEADS], float("-inf"), tl.float32)

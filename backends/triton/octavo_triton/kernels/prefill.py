@@ -55,13 +55,14 @@ def prefill(
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One tile of query tokens of one row, with all query heads of one key head. Grid: key heads, tiles.
+    """One tile of query tokens of one row, with all query heads of one key head. Grid: tiles, each with all key
+    heads.
 
     out [tokens, heads, size], contiguous. QUERIES: the tile's rows, a power of two: each is one token and one head.
     """
     TOKENS: tl.constexpr = QUERIES // GROUP
-    kv_head = tl.program_id(0)
-    tile = tl.program_id(1)
+    kv_head = tl.program_id(0) % KV_HEADS
+    tile = tl.program_id(0) // KV_HEADS
     row = tl.load(tiles + tile)
     if row < 0:
         return
@@ -76,7 +77,9 @@ def prefill(
     live = (line < TOKENS * GROUP) & (token < new)
     real = live[:, None] & (dim < SIZE)[None, :]
     at_token = (start + token).to(tl.int64)
-    own = tl.load(query + (at_token * query_token + head * query_head)[:, None] + dim[None, :], mask=real, other=0.0)
+    own = tl.load(
+        query + (at_token * query_token + head.to(tl.int64) * query_head)[:, None] + dim[None, :], mask=real, other=0.0
+    )
     table += row.to(tl.int64) * width
     before = context - new
     positions = before + token
