@@ -66,7 +66,8 @@ def expected(folder: Path) -> list[list[int]]:
 
 
 def engine(folder: Path, device: type[CPU] = Replaying, attention: str = "refreshing", **settings: Any) -> LLM:
-    chosen = {"block_size": 16, "max_batch_total_tokens": 2048, "max_total_tokens": 128, "max_batch_size": 8}
+    chosen: dict[str, Any] = {"block_size": 16, "max_batch_total_tokens": 2048, "max_total_tokens": 128}
+    chosen |= {"max_batch_size": 8, "cuda_graphs": "auto"}
     plugins = plugins_of(Offers([Refreshing, Fresh], [device]))
     return LLM(str(folder), device=device.name, attention=attention, plugins=plugins, **chosen | settings)
 
@@ -99,7 +100,7 @@ def test_preempted_requests_cached_prompts_and_their_probabilities(folder: Path)
     assert llm.engine.scheduler.preemptions
     wanted = SamplingParams(max_tokens=3, temperature=0, prompt_logprobs=0, logprobs=2)
     replayed, plain = (
-        engine(folder, cuda_graphs=sizes).generate([[9], [8], *PROMPTS[:3]], wanted) for sizes in (None, "0")
+        engine(folder, cuda_graphs=sizes).generate([[9], [8], *PROMPTS[:3]], wanted) for sizes in ("auto", None)
     )
     for one, other in zip(replayed, plain, strict=True):
         assert one.completions[0].token_ids == other.completions[0].token_ids
@@ -154,7 +155,7 @@ def test_what_graphs_keep_is_no_room_for_the_cache(folder: Path) -> None:
 
     plugins = plugins_of(Offers([Refreshing], [Counting]))
     chosen = {"attention": "refreshing", "block_size": 16, "max_batch_size": 8, "max_total_tokens": 128}
-    for sizes, kept in ((None, 12345), ("0", 0)):
+    for sizes, kept in (("auto", 12345), (None, 0), ("0", 0)):
         built = build_engine(load(folder, progress=False), Counting(), Settings(cuda_graphs=sizes, **chosen), plugins)
         assert built.memory.graphs == kept
 

@@ -89,6 +89,8 @@ def measured(
 def graph_sizes(settings: Settings) -> list[int]:
     """Rows for which decode steps are captured, ascending; none where the user wants none."""
     if settings.cuda_graphs is None:
+        return []
+    if settings.cuda_graphs == "auto":
         return ladder(settings.max_batch_size or max(settings.max_concurrent_requests, _USUAL_ROWS))
     return sorted({int(size) for size in settings.cuda_graphs.split(",")} - {0})
 

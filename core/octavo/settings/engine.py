@@ -85,9 +85,9 @@ class Cache(SettingsGroup):
 
 
 def _sizes(value: str | None) -> str | None:
-    """Numbers with commas between them, as TGI takes them."""
-    if value is not None and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", value):
-        raise ValueError("it must be whole numbers with commas between them, e.g. 1,2,4,8, or 0")
+    """Numbers with commas between them, as TGI takes them, or auto."""
+    if value is not None and not re.fullmatch(r"auto|\s*\d+\s*(,\s*\d+\s*)*", value):
+        raise ValueError("it must be auto, or whole numbers with commas between them, e.g. 1,2,4,8, or 0")
     return value
 
 
@@ -104,7 +104,7 @@ class Batching(SettingsGroup):
     cuda_graphs: Annotated[str | None, AfterValidator(_sizes)] = Field(
         None,
         description="Numbers of requests for which a step is captured and replayed on a GPU, e.g. 1,2,4,8; 0: none. "
-        "Unset: up to MAX_BATCH_SIZE, or 256 where that is unset too.",
+        "auto: up to MAX_BATCH_SIZE, or 256 where that is unset. Unset: none.",
     )
     waiting_served_ratio: NonNegativeFloat = Field(
         0.0,
