@@ -73,14 +73,17 @@ class SamplingBatch:
 
 def uniform(sequence_seed: int, position: int) -> float:
     """The `position`-th double in [0, 1) of the Philox 4x64 stream (Salmon et al., SC'11) with this key."""
-    return _uniforms(sequence_seed, position // _DRAWS)[position % _DRAWS]
+    return float(_uniforms(sequence_seed, position // _DRAWS)[position % _DRAWS])
 
 
 @lru_cache(maxsize=8192)
-def _uniforms(sequence_seed: int, block: int) -> list[float]:
-    """64 draws from block * 64 on, remembered because making a generator costs more. Philox gives 4 for each count."""
+def _uniforms(sequence_seed: int, block: int) -> Floats:
+    """64 draws from block * 64 on, remembered because making a generator costs more. Philox gives 4 for each count.
+
+    As an array: lists of floats take several times as much, and what is remembered grows until it is full.
+    """
     generator = np.random.Philox(key=sequence_seed % 2**128, counter=block * _DRAWS // 4)
-    draws: list[float] = ((generator.random_raw(_DRAWS) >> 11) * 2.0**-53).tolist()
+    draws: Floats = np.asarray((generator.random_raw(_DRAWS) >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
     return draws
 
 

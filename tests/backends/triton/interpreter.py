@@ -7,6 +7,7 @@ outside of all tensors is read as it is. `interpreted` mends all four.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+_VARIABLE = "TRITON_INTERPRET"
 _FOLDERS = ("triton.language", "octavo_triton.kernels")
 """Modules whose compiled functions are interpreted."""
 _known: dict[int, Any] = {}
@@ -42,6 +44,7 @@ def interpreted() -> Iterator[None]:
         yield
     finally:
         knobs.runtime.interpret = False
+        os.environ.pop(_VARIABLE, None)  # the setting writes it, and what is started here would read it
         for module, name, found in swapped:
             setattr(module, name, found)
 
