@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from octavo.attention.contract import AttentionSpec, Capabilities
 from octavo.attention.device import Device
@@ -33,23 +31,6 @@ class CUDABackend(TritonBackend):
     platform = "cuda"
     contract = 1
 
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        block_size: int,
-        device: Device,
-        options: Mapping[str, Any] | None = None,
-        sinks: Tensor | None = None,
-    ) -> None:
-        """Raises ValueError on a cache dtype that this GPU does not know."""
-        capability = torch.cuda.get_device_capability(device.torch_device)
-        if spec.kv_dtype == torch.float8_e4m3fn and capability < _E4M3:
-            raise ValueError(
-                f"a cache of float8_e4m3fn needs compute capability {_dotted(_E4M3)}, this GPU has "
-                f"{_dotted(capability)}: KV_CACHE_DTYPE=float8_e5m2 is as small"
-            )
-        super().__init__(spec, block_size, device, options, sinks)
-
     @classmethod
     def probe(cls, device: Device) -> str | None:
         """A GPU of NVIDIA's that Triton compiles for, and Triton."""
@@ -63,7 +44,16 @@ class CUDABackend(TritonBackend):
         return None
 
     def tune(self) -> Tuning:
-        """What was measured on this architecture, cut down to the spec's sizes."""
+        """What was measured on this architecture, cut down to the spec's sizes.
+
+        Raises ValueError on a cache dtype that this GPU does not know.
+        """
+        capability = torch.cuda.get_device_capability(self.device.torch_device)
+        if self.spec.kv_dtype == torch.float8_e4m3fn and capability < _E4M3:
+            raise ValueError(
+                f"a cache of fp8_e4m3fn needs compute capability {_dotted(_E4M3)}, this GPU has {_dotted(capability)}: "
+                "KV_CACHE_DTYPE=fp8_e5m2 is as small"
+            )
         properties = torch.cuda.get_device_properties(self.device.torch_device)
         shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
         return tuned(self.spec, f"sm_{properties.major}0", shared)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def octavo_attention_backends() -> Sequence[type[AttentionBackend]]:
-    """Two layouts, where Triton is installed."""
+    """Two layouts; without Triton or a GPU they say so when they are asked."""
     from octavo_cuda.backend import FlashDecodingBackend, PagedBackend
 
     return [FlashDecodingBackend, PagedBackend]

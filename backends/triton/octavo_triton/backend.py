@@ -64,7 +64,7 @@ class TritonBackend(AttentionBackend):
 
     @abstractmethod
     def tune(self) -> Tuning:
-        """The tiles for this device, spec and block size."""
+        """The tiles for this device, spec and block size. Raises ValueError on what the device cannot do."""
 
     @abstractmethod
     def count_processors(self) -> int:

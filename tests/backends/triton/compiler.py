@@ -114,8 +114,6 @@ def compile_all(shape: Shape, target: str) -> None:
     """Every kernel of a step with few rows that decode, and of one with many."""
 
     class There(shape.backend):  # type: ignore[name-defined,misc]
-        __init__ = AttentionInit
-
         def tune(self) -> Tuning:
             return tuned(shape.spec, target, SHARED_BYTES[target])
 
@@ -145,10 +143,6 @@ def _batch(decodes: int, prompts: int) -> AttentionBatch:
         max_context=100,
         decodes=decodes,
     )
-
-
-AttentionInit = CUDABackend.__mro__[1].__init__  # type: ignore[misc]
-"""Of the class that knows no GPU: CUDABackend's asks the one that is not here."""
 
 
 def resources(compiled: Any, target: str) -> dict[str, Any]:

@@ -87,8 +87,7 @@ def decode(
     STAGES: tl.constexpr,
     JOINED: tl.constexpr,
 ):
-    """One part of one row's context, for the query heads of one key head. Grid: items, each with all
-    key heads.
+    """One part of one row's context, for the query heads of one key head. Grid: items times key heads.
 
     query: one token a row; out [rows, heads, size], contiguous. partial: float32 [room, KV_HEADS, GROUP, SIZE + 2],
     what a part gives: the weighted sum, its peak and total. arrived: int32 [rows, KV_HEADS], all 0, and so again at

@@ -55,8 +55,7 @@ def prefill(
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One tile of query tokens of one row, with all query heads of one key head. Grid: tiles, each with all key
-    heads.
+    """One tile of query tokens of one row, with all query heads of one key head. Grid: tiles times key heads.
 
     out [tokens, heads, size], contiguous. QUERIES: the tile's rows, a power of two: each is one token and one head.
     """
