@@ -101,14 +101,15 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
     runner = Runner(_forward(loaded.model, settings, device), groups, device.torch_device)
     room = Room(device.name, device.memory().free, selection.block_size, block_bytes)
     room = measured(room, runner, settings, selection, loaded.max_position, device)
-    limits = limits_of(settings, selection, room, room.blocks(settings), loaded.max_position)
     sizes = graph_sizes(settings) if device.captures and selection.capabilities.graphs != "none" else []
-    room, captured = _with_graphs(room, runner, sizes, selection, limits, device)
+    if sizes:  # once with a cache of no size, to know what they take of the memory that is left for one
+        limits = limits_of(settings, selection, room, room.blocks(settings), loaded.max_position)
+        room, sizes = _with_graphs(room, runner, sizes, selection, limits, device)
     num_blocks = room.blocks(settings)
     limits = limits_of(settings, selection, room, num_blocks, loaded.max_position)
     for group in groups:
         group.cache = group.backend.layout.allocate(num_blocks, device.torch_device)
-    if captured:
+    if sizes:
         runner.graphs = _captured(runner, sizes, selection, limits, device)
     memory = MemoryUse(
         weights=weight_bytes(loaded.model), activations=room.activations, graphs=room.graphs,
@@ -140,13 +141,16 @@ def _forward(model: PreTrainedModel, settings: Settings, device: Device) -> Forw
 
 def _with_graphs(
     room: Room, runner: Runner, sizes: list[int], selection: Selection, limits: Limits, device: Device
-) -> tuple[Room, bool]:
-    """What graphs of these sizes keep, captured once with a cache of no size; and whether they can be captured."""
-    found: list[bool] = []
-    if sizes:
-        taken = device.peak(lambda: found.append(_captured(runner, sizes, selection, limits, device) is not None))
-        room = replace(room, graphs=taken if found[-1] else 0)
-    return room, any(found)
+) -> tuple[Room, list[int]]:
+    """With the memory, in bytes, that graphs of these sizes keep; and the sizes, none if they cannot be captured."""
+    found: list[int] = []
+
+    def try_all() -> None:
+        if _captured(runner, sizes, selection, limits, device) is not None:
+            found.extend(sizes)
+
+    taken = device.peak(try_all)
+    return replace(room, graphs=taken if found else 0), found
 
 
 def _captured(
