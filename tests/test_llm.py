@@ -164,7 +164,7 @@ def test_a_step_that_fails_is_told_and_the_next_call_works(llm: LLM, monkeypatch
     expected = one(llm.generate(prompt_of(40), greedy(), progress=False)).token_ids
     llm.engine.scheduler.kv.reset()
     with monkeypatch.context() as patch:
-        patch.setattr(type(llm.engine.runner), "run", failing)
+        patch.setattr(type(llm.engine.runner), "launch", failing)
         results = llm.generate([prompt_of(40)] * 2, greedy(), progress=False)
     assert [result.completions[0].finish_reason for result in results] == ["error"] * 2
     assert {result.completions[0].error for result in results} == {"RuntimeError: the device is gone"}

@@ -30,13 +30,13 @@ def llm(folder: Path) -> Iterator[LLM]:
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens that each step computed."""
     counts: list[int] = []
-    run = Runner.run
+    launch = Runner.launch
 
     def counting(runner: Runner, step: Any) -> Any:
         counts.append(len(step.token_ids))
-        return run(runner, step)
+        return launch(runner, step)
 
-    monkeypatch.setattr(Runner, "run", counting)
+    monkeypatch.setattr(Runner, "launch", counting)
     return counts
 
 
@@ -90,13 +90,13 @@ def test_prefix_caching_can_be_off(folder: Path) -> None:
 def test_answers_to_one_prompt_share_its_blocks(llm: LLM, computed: list[int], n: int, best_of: int | None) -> None:
     """At most one block's worth of the prompt is computed again for each."""
     held: list[int] = []
-    run = llm.engine.runner.run
+    launch = llm.engine.runner.launch
 
     def watching(step: Any) -> Any:
         held.append(llm.engine.scheduler.kv.stats().held)
-        return run(step)
+        return launch(step)
 
-    llm.engine.runner.run = watching  # type: ignore[method-assign]
+    llm.engine.runner.launch = watching  # type: ignore[method-assign]
     (result,) = llm.generate(prompt_of(200), drawn(10, n=n, best_of=best_of, seed=3), progress=False)
     sequences = best_of or n
     assert len(result.completions) == n

@@ -13,7 +13,8 @@ from octavo.settings.elsewhere import without_effect
 FROM_TGI = {
     "model_id", "revision", "trust_remote_code", "dtype", "kv_cache_dtype",
     "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size",
-    "waiting_served_ratio", "max_waiting_tokens", "cuda_graphs", "otlp_endpoint", "otlp_service_name",
+    "waiting_served_ratio", "max_waiting_tokens", "cuda_graphs", "cuda_memory_fraction", "otlp_endpoint",
+    "otlp_service_name",
 }  # fmt: skip
 """Of TGI's launcher; ATTENTION, PREFIX_CACHING, BLOCK_SIZE and TGI_WIGGLE_ROOM are variables of its server."""
 
@@ -44,10 +45,11 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     unset = {name for name in Settings.model_fields if getattr(settings, name) is None}
     assert unset == {
         "model_id", "revision", "attention", "compile", "block_size", "prefix_caching", "max_input_tokens",
-        "max_total_tokens", "max_batch_total_tokens", "max_batch_size", "request_timeout", "max_queue_seconds",
-        "cuda_graphs", "octavo_config", "otlp_endpoint", "otlp_service_name",
+        "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "request_timeout",
+        "max_queue_seconds", "cuda_graphs", "octavo_config", "otlp_endpoint", "otlp_service_name",
     }  # fmt: skip
     assert (settings.tgi_wiggle_room, settings.dtype, settings.device) == (0.9, "auto", "auto")
+    assert (settings.load_format, settings.cuda_memory_fraction) == ("auto", 1.0)
     assert settings.octavo_cache == Path.home() / ".cache" / "octavo"
 
 
@@ -64,6 +66,8 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         ("PREFIX_CACHING", "False", False),
         ("ATTENTION_OPTIONS", '{"splits": 4}', {"splits": 4}),
         ("TGI_WIGGLE_ROOM", "0.5", 0.5),
+        ("LOAD_FORMAT", "dummy", "dummy"),
+        ("CUDA_MEMORY_FRACTION", "0.5", 0.5),
         ("OCTAVO_CACHE", "/big/disk", Path("/big/disk")),
         ("OCTAVO_CACHE", "~/models", Path.home() / "models"),
     ],
@@ -98,6 +102,7 @@ def test_settings_are_frozen() -> None:
         ({}, {"block_size": 0}, "block_size is 0 (argument): it must be a whole number at least 1"),
         ({}, {"max_batch_size": 0}, "max_batch_size is 0 (argument): it must be a whole number at least 1"),
         ({"TGI_WIGGLE_ROOM": "1.5"}, {}, "it must be a number above 0 and at most 1"),
+        ({}, {"cuda_memory_fraction": 0}, "is 0 (argument): it must be a number above 0 and at most 1"),
         (
             {"PREFIX_CACHING": "maybe"},
             {},
@@ -175,6 +180,7 @@ def test_the_former_name_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         ("MAX_TOTAL_TOKEN", "MAX_TOTAL_TOKENS"),
         ("MAX_BATCH_PREFIL_TOKENS", "MAX_BATCH_PREFILL_TOKENS"),
         ("WIGGLE_ROOM", "TGI_WIGGLE_ROOM"),
+        ("LOAD_FORMATS", "LOAD_FORMAT"),
     ],
 )
 def test_near_misses_are_told(
@@ -203,6 +209,7 @@ def test_near_misses_are_told(
         "XDG_CACHE_HOME",
         "OMP_NUM_THREADS",
         "HF_HUB_CACHE",
+        "LOG_FORMAT",
         "TGI",
     ],
 )

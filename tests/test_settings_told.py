@@ -17,6 +17,8 @@ DTYPE = "it must be auto, float32, float16 or bfloat16"
 WRONG = {
     "trust_remote_code": ("perhaps", BOOLEAN),
     "dtype": ("fp8", DTYPE),
+    "load_format": ("gguf", "it must be auto or dummy"),
+    "cuda_memory_fraction": ("0", "it must be a number above 0 and at most 1"),
     "compile": ("2", BOOLEAN),
     "attention_options": ("{", "it must be a JSON object, e.g."),
     "prefix_caching": ("perhaps", BOOLEAN),

@@ -206,7 +206,9 @@ class Session:
         if not outputs and not self.engine.scheduler.running:
             raise RuntimeError("the engine has nothing to run, and requests that wait for it: please report this")
         for output in outputs:
-            generation = self.owners[output.request_id]
+            generation = self.owners.get(output.request_id)
+            if generation is None:  # its last token ended it with a stop text, in the step that failed
+                continue
             generation.take(self.engine, output)
             if output.request_id not in generation.sequences:
                 del self.owners[output.request_id]

@@ -146,6 +146,51 @@ def test_a_gpu_is_the_process_current_one(monkeypatch: pytest.MonkeyPatch) -> No
     assert waited == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("fraction", "free", "reserved", "left"),
+    [
+        (1.0, 600, 0, 600),
+        (0.5, 600, 0, 500),
+        (0.5, 400, 150, 300),  # the allocator has 150, and 50 went to libraries
+        (0.5, 900, 150, 350),  # another process has let go of what it had
+        (0.1, 400, 150, 0),
+    ],
+)
+def test_a_limited_gpu_tells_what_is_left_of_its_share(
+    fraction: float, free: int, reserved: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 1000 bytes, 600 of them free at the start and none of them ours."""
+    told: list[tuple[float, torch.device]] = []
+    now = {"free": 600, "reserved": 0}
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (now["free"], 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: now["reserved"])
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: told.append(given))
+    gpu = CUDA()
+    assert gpu.limit(fraction)
+    now.update(free=free, reserved=reserved)
+    assert gpu.memory() == Memory(left, 1000)
+    assert told == [(fraction, torch.device("cuda", 2))]
+
+
+def test_what_is_held_before_a_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 of 1000 bytes are ours when half of them becomes the limit."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: None)
+    gpu = CUDA()
+    gpu.limit(0.5)
+    assert gpu.memory().free == 200
+
+
+def test_other_devices_have_no_limit() -> None:
+    cpu = CPU()
+    total = cpu.memory().total
+    assert not cpu.limit(0.1)
+    assert cpu.memory().total == total
+
+
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is done to a GPU that is not there."""

@@ -1,10 +1,12 @@
-"""The commit of a checkout, and of none."""
+"""What is told of the machine, its GPU, and the commit of a checkout."""
 
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from octavo.bench import machine
 
@@ -55,3 +57,30 @@ def test_the_machine_is_described() -> None:
     assert isinstance(found["memory_gb"], float)
     assert found["memory_gb"] > 0
     assert machine.versions().keys() == {"python", "octavo", "torch", "transformers"}
+
+
+def test_of_a_cpu_no_driver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(torch, "get_device_module", asked)
+    monkeypatch.setattr(machine, "_said", asked)
+    assert machine.accelerator(torch.device("cpu")) == {}
+
+
+@pytest.mark.parametrize("driver", ["570.1", None])
+def test_a_gpu_is_described(driver: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without NVIDIA's program the driver is not known."""
+    if driver is not None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\necho {driver}\n")
+        program.chmod(0o755)
+    properties = SimpleNamespace(name="A Card", total_memory=80_000_000_000)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.version, "hip", None)
+    found = machine.accelerator(torch.device("cuda", 0))
+    assert found.pop("triton") == machine._version("triton")
+    assert found == {"gpu": "A Card", "gpu_memory_gb": 80.0, "driver": driver, "cuda": "12.8"}
+    assert machine._version("no-such-distribution") is None

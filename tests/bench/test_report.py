@@ -60,6 +60,19 @@ def test_a_table_as_markdown() -> None:
     assert report(ROWS).markdown() == MARKDOWN
 
 
+def test_a_gpu_is_named_first() -> None:
+    found = report(ROWS)
+    found.machine |= {"gpu": "A Card", "gpu_memory_gb": 80.0, "driver": None, "cuda": "12.8", "triton": "3.6.0"}
+    assert "ShareGPT. A Card, 80.0 GB, cuda 12.8, triton 3.6.0; A Processor, 2 cores" in found.caption()
+
+
+def test_time_per_token_is_that_of_a_request_alone() -> None:
+    shown = dict(COLUMNS["throughput"])["ms/token"]
+    assert shown({"requests": 1, "wall_seconds": 2.0, "output_tokens": 512}) == "3.91"
+    assert shown({"requests": 2, "wall_seconds": 2.0, "output_tokens": 512}) == ""
+    assert shown({"requests": 1}) == ""
+
+
 def test_a_file_gives_the_same_report(tmp_path: Path) -> None:
     report(ROWS).write(tmp_path / "waste.json")
     assert Report.read(tmp_path / "waste.json") == report(ROWS)

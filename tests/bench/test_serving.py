@@ -42,8 +42,8 @@ def turn(seconds: float, alone: float, step: float, failed: bool = False) -> Tur
     answered = Answer(sent=0.0, texts=times, ended=seconds, tokens=4)
     refused = Answer(sent=0.0, texts=[], ended=0.1, tokens=0, error="status 429: full")
     measured = Measurement(
-        seconds=alone, answers=[], steps=4, backend="b", device="cpu", threads=2, instructions="AVX2",
-        peak_memory_bytes=1,
+        seconds=alone, start_seconds=1.0, answers=[], steps=4, backend="b", device="cpu", threads=2,
+        instructions="AVX2", peak_memory_bytes=1,
     )  # fmt: skip
     return Turn(
         Traced(answers=[answered, refused if failed else answered], cpu_seconds=0.08), 0.4, [StepTime(step, 0, 2)] * 3,

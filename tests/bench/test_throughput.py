@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
-from transformers import AutoConfig
 from typer.testing import CliRunner, Result
 
 from octavo.bench import throughput, worker
@@ -16,9 +15,10 @@ from octavo.bench.exchange import Exchange
 from octavo.bench.job import EngineFailed, Job, Measurement, ProfileRow, measure
 from octavo.bench.report import Report
 from octavo.bench.throughput import Load, Turns, profile_rows, throughput_rows
-from octavo.bench.workload import Range
+from octavo.bench.workload import Range, Uniform
 from octavo.models.load import load_random
 from tests.bench.test_report import units_are_named
+from tests.checkpoints import VOCABULARY
 
 EXCHANGES = [Exchange(list(b"a book"), 6), Exchange(list(b"a longer book, of many leaves"), 3)]
 
@@ -78,8 +78,8 @@ def test_a_process_that_fails_says_why(tiny: Path) -> None:
 
 def measurement(seconds: float, answers: list[list[int]], discarded: int = 0) -> Measurement:
     return Measurement(
-        seconds=seconds, answers=answers, steps=6, backend="b", device="cpu", threads=2, instructions="AVX2",
-        peak_memory_bytes=10_400_000 + round(seconds * 1e6), discarded_tokens=discarded,
+        seconds=seconds, start_seconds=4 * seconds, answers=answers, steps=6, backend="b", device="cpu", threads=2,
+        instructions="AVX2", peak_memory_bytes=10_400_000 + round(seconds * 1e6), discarded_tokens=discarded,
     )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_the_ratio_is_taken_turn_by_turn() -> None:
     assert [[theirs[f"{name}{end}"] for end in ("", "_min", "_max")] for name in names] == [[4.5, 3, 9], [1, 1, 1]]
     assert (ours["wall_seconds"], ours["prompt_tokens"], ours["output_tokens"]) == (1.0, 35, 9)
     assert (ours["peak_memory_mb"], theirs["peak_memory_mb"]) == (12, 13)
-    assert theirs["discarded_tokens"] == 3
+    assert (ours["start_seconds"], theirs["start_seconds"], theirs["discarded_tokens"]) == (4.0, 8.0, 3)
 
 
 def test_a_profile_leaves_small_operators_out() -> None:
@@ -109,7 +109,7 @@ def test_a_profile_leaves_small_operators_out() -> None:
         ProfileRow("attention", "b", 0.01, 1),
     ]
     measured = Measurement(
-        seconds=4.0, answers=[], steps=1, backend="b", device="cpu", threads=2, instructions="AVX2",
+        seconds=4.0, start_seconds=1.0, answers=[], steps=1, backend="b", device="cpu", threads=2, instructions="AVX2",
         peak_memory_bytes=1, profile=rows,
     )  # fmt: skip
     shown = profile_rows(measured, Load(2, Range(1, 1), Range(1, 1)), seconds=3.0)
@@ -122,12 +122,12 @@ def test_a_profile_leaves_small_operators_out() -> None:
     ]
 
 
-def test_the_command(tiny: Path, tmp_path: Path, in_process: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(tiny: Path, tmp_path: Path, in_process: list[Job]) -> None:
     """Two turns of each engine and a profile, of two requests and of one."""
-    monkeypatch.setattr(throughput, "ONE", Load(1, Range(4, 4), Range(3, 3)))
     result = run(
         "throughput", "--model", str(tiny), "--requests", "2", "--input-min", "5", "--input-max", "9",
         "--output-min", "2", "--output-max", "4", "--repeats", "2", "--no-sharegpt", "--attention", "reference",
+        "--single-input", "4", "--single-output", "3",
         "--json", str(tmp_path / "t.json"), "--profile", str(tmp_path / "p.json"),
     )  # fmt: skip
     assert [(job.engine, len(job.exchanges), job.profile) for job in in_process] == [
@@ -145,31 +145,79 @@ def test_the_command(tiny: Path, tmp_path: Path, in_process: list[Job], monkeypa
     assert report.workload["requests"] == "2 of 5 to 9 tokens in, 2 to 4 out; 1 of 4 tokens in, 3 out"
     assert report.workload["prompts"] == "log-normal lengths, random token ids"
     assert {row["where"] for row in profile.rows} >= {"attention", "matrix products", "all"}
+    assert [(row["compile"], row["graphs"]) for row in report.rows] == [(None, None), ("off", "none")] * 2
+    assert all(isinstance(row["start_seconds"], float) and row["start_seconds"] > 0 for row in report.rows)
+    assert not {"gpu", "driver", "triton"} & report.machine.keys(), "a CPU was measured"
     assert "any/reference" in result.stdout
     assert "2 of 2" in result.stdout
 
 
-def test_the_command_without_a_peer_and_with_random_weights(tiny: Path, tmp_path: Path, in_process: list[Job]) -> None:
-    """The checkpoint is made from the configuration alone, the same for the same seed."""
+def test_random_weights_are_the_same_for_both_engines(tiny: Path, tmp_path: Path, in_process: list[Job]) -> None:
+    """They are drawn for the configuration alone, whatever the seed of the requests, and nothing is written."""
     config = tmp_path / "config.json"
     config.write_text((tiny / "config.json").read_text())
     run(
-        "throughput", "--random-weights", str(config), "--requests", "1", "--input-max", "64", "--output-min", "3",
-        "--output-max", "3", "--no-single", "--no-peer", "--repeats", "1", "--attention", "reference",
+        "throughput", "--random-weights", str(config), "--requests", "2", "--input-max", "64", "--output-min", "3",
+        "--output-max", "3", "--no-single", "--repeats", "1", "--attention", "reference", "--seed", "5",
         "--json", str(tmp_path / "t.json"),
     )  # fmt: skip
     found = json.loads((tmp_path / "t.json").read_text())
     assert found["workload"]["model"] == f"{config} with random weights"
-    (row,) = found["rows"]
-    assert (row["engine"], row["output_tokens"], row["identical_requests"]) == ("octavo", 3, None)
-    assert "output_tokens_per_second_ratio" not in row
-    ids = torch.tensor([in_process[0].exchanges[0].prompt])
-    model = load_random(AutoConfig.from_pretrained(config), dtype=torch.float32, attention="sdpa").model
+    assert [(job.model, job.random_weights) for job in in_process] == [(str(config), True)] * 2
+    assert [(row["engine"], row["identical_requests"]) for row in found["rows"]] == [
+        ("transformers", None), ("octavo", 2),
+    ]  # fmt: skip
+    prompt = in_process[0].exchanges[0].prompt
+    model = load_random(config, dtype=torch.float32, attention="sdpa").model
     with torch.inference_mode():
-        first = model(ids).logits[0, -1].argmax().item()
-    with throughput.prepared(None, config, "float32", 0) as folder:
-        again = replace(job(Path(folder)), exchanges=[Exchange(ids[0].tolist(), 1)])
-        assert worker.run(again).answers == [[first]]
+        first = model(torch.tensor([prompt])).logits[0, -1].argmax().item()
+    again = replace(job(config), random_weights=True, exchanges=[Exchange(prompt, 1)])
+    assert worker.run(again).answers == [[first]]
+
+
+def test_drawn_answers_to_uniform_prompts_have_no_peer(tiny: Path, tmp_path: Path, in_process: list[Job]) -> None:
+    run(
+        "throughput", "--model", str(tiny), "--requests", "2", "--uniform", "--input-min", "5", "--input-max", "9",
+        "--output-min", "3", "--output-max", "3", "--temperature", "0.6", "--max-total-tokens", "24",
+        "--no-prefix-caching", "--repeats", "1", "--no-single", "--attention", "reference", "--block-size", "8",
+        "--json", str(tmp_path / "t.json"),
+    )  # fmt: skip
+    (job,) = in_process
+    assert job.exchanges == Uniform.of(tiny).generation(2, Range(5, 9), Range(3, 3), seed=0)
+    assert (job.engine, job.temperature, job.max_total_tokens, job.prefix_caching) == ("octavo", 0.6, 24, False)
+    report = Report.read(tmp_path / "t.json")
+    shown = ("prompts", "temperature", "max_total_tokens", "prefix_caching")
+    assert [report.workload[name] for name in shown] == [
+        f"uniform lengths, random token ids up to {VOCABULARY - 1}", 0.6, 24, "off",
+    ]  # fmt: skip
+    (row,) = report.rows
+    assert (row["engine"], row["output_tokens"], row["identical_requests"]) == ("octavo", 6, None)
+    assert "output_tokens_per_second_ratio" not in row
+
+
+def test_the_engine_is_as_the_job_says(tiny: Path) -> None:
+    """Two requests with the same prompt, drawn: they differ, and neither finds the other's prefix."""
+    wanted = replace(
+        job(tiny), exchanges=[Exchange(list(b"a book of leaves"), 20)] * 2, temperature=1.5, prefix_caching=False,
+        max_total_tokens=40,
+    )  # fmt: skip
+    engine = worker.OctavoEngine(wanted)
+    assert engine.llm.engine.scheduler.limits.max_total_tokens == 40
+    found = engine.generate(wanted.exchanges)
+    assert found.answers[0] != found.answers[1]
+    assert engine.generate(wanted.exchanges).cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("compiled", "rows", "told"),
+    [(True, [1, 2, 4], ("on", "3, for up to 4 requests")), (False, [], ("off", "none")), (None, [], (None, None))],
+)
+def test_what_the_engine_made_of_the_model_is_told(
+    compiled: bool | None, rows: list[int], told: tuple[object, object]
+) -> None:
+    measured = replace(measurement(1.0, [[1]]), compiled=compiled, captured_rows=rows)
+    (row,) = throughput_rows(Turns(Load(1, Range(1, 9), Range(3, 6)), [measured], []), EXCHANGES)
+    assert (row["compile"], row["graphs"]) == told
 
 
 def test_waste_as_a_command(tiny: Path, tmp_path: Path) -> None:
@@ -202,6 +250,8 @@ def test_table_and_page(tmp_path: Path) -> None:
     [
         (["throughput", "--dtype", "float8"], "dtype is float8: give one of float32"),
         (["throughput", "--input-min", "9", "--input-max", "5"], "from 9 to 5"),
+        (["throughput", "--peer", "--temperature", "0.5"], "temperature is 0.5, and the peer is compared token by"),
+        (["throughput", "--sharegpt", "--uniform"], "give --sharegpt or --uniform"),
         (["table", "pyproject.toml"], "pyproject.toml is no result of a benchmark"),
     ],
 )

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from octavo.bench.workload import LOG_NORMAL, PROMPT_LENGTH, SHAREGPT, Range, Source, first_turns
+from octavo.bench.workload import LOG_NORMAL, PROMPT_LENGTH, SHAREGPT, Range, Source, Uniform, first_turns
 from tests.checkpoints import VOCABULARY
 
 
@@ -79,6 +79,25 @@ def test_the_seed_decides(tiny: Path, sharegpt: str, real: bool) -> None:
 
     assert drawn(1) == drawn(1)
     assert drawn(1)[0] != drawn(2)[0]
+
+
+def test_uniform_requests_are_those_of_nano_vllms_benchmark() -> None:
+    """Which seeds Python's generator with 0 and draws all prompts, then all lengths of answers."""
+    exchanges = Uniform(vocabulary=150_000).generation(256, Range(100, 1024), Range(100, 1024), seed=0)
+    assert sum(answer for _, answer in exchanges) == 133_966
+    assert sum(len(prompt) for prompt, _ in exchanges) == 142_827
+    ids = {token for prompt, _ in exchanges for token in prompt}
+    assert (min(ids), max(ids)) == (0, 10_000)
+    assert list(exchanges[0].prompt[:3]) == [6311, 6890, 663]
+
+
+def test_uniform_prompts_have_tokens_that_the_model_knows(tiny: Path) -> None:
+    found = Uniform.of(tiny)
+    assert found.name == f"uniform lengths, random token ids up to {VOCABULARY - 1}"
+    exchanges = found.generation(50, Range(7, 7), Range(1, 2), seed=3)
+    assert {len(prompt) for prompt, _ in exchanges} == {7}
+    assert {answer for _, answer in exchanges} == {1, 2}
+    assert max(token for prompt, _ in exchanges for token in prompt) == VOCABULARY - 1
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 5), (6, 5)])

@@ -105,12 +105,13 @@ class Bench:
             slots = self.slots(request, 0, end)
             self.memory.write(slots[row.start :], request.tokens[row.start : end], slots[: row.start])
             self.computed[request.id] += max(0, min(end, request.prompt_length) - row.start)
-        tokens = [self._read(row) for row in schedule.rows]
-        for row, token in zip(schedule.rows, tokens, strict=True):
-            reason = self.scheduler.complete(row, token if row.samples else None)
+        tokens = [(row.request, self._read(row)) for row in schedule.rows if row.samples]
+        self.scheduler.launched(schedule)
+        for request, token in tokens:
+            reason = self.scheduler.arrived(request, token)
             if reason is not None:
-                self.ended[row.request.id] = reason
-                self._check_answer(row.request)
+                self.ended[request.id] = reason
+                self._check_answer(request)
 
     def _read(self, row: ScheduledRow) -> int:
         end = row.start + row.count

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo.engine.engine import Engine
-from octavo.engine.runner import Runner, StepResult
+from octavo.engine.runner import Flight, Runner
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.step import Step
 from tests.checkpoints import counting_model
@@ -31,13 +31,13 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many blocks each step copied."""
     counts: list[int] = []
-    run = Runner.run
+    launch = Runner.launch
 
-    def counting(self: Runner, step: Step) -> StepResult:
+    def counting(self: Runner, step: Step) -> Flight:
         counts.append(len(step.copies))
-        return run(self, step)
+        return launch(self, step)
 
-    monkeypatch.setattr(Runner, "run", counting)
+    monkeypatch.setattr(Runner, "launch", counting)
     return counts
 
 

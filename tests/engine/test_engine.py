@@ -1,6 +1,7 @@
 """The engine over real scheduling and step arrays, with a runner that needs no model."""
 
 import random
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,65 +12,24 @@ import pytest
 
 from octavo.engine.engine import Engine, Output
 from octavo.engine.request import FinishReason
-from octavo.engine.runner import Runner, StepResult
-from octavo.engine.sampler import Sampled, TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import Limits, RequestRefused, Scheduler
-from octavo.engine.step import Step
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.node import Namespace
 from octavo.plugins import Plugins
-from tests.engine.slot_memory import Integers, SlotMemory, continuation
+from tests.engine.memory_runner import MemoryRunner
+from tests.engine.slot_memory import SlotMemory, continuation
 
 VOCABULARY = 97
 
 
-class MemoryRunner(Runner):
-    """Takes a step's arrays as a device does, and computes on the slot memory."""
+@pytest.fixture(autouse=True, params=[False, True], ids=["in turn", "ahead"])
+def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test, with steps that are launched before the tokens of the one before are known too."""
+    monkeypatch.setattr(sys.modules[__name__], "AHEAD", request.param)
 
-    def __init__(self, memory: SlotMemory) -> None:
-        self.memory = memory
-        self.failing: Exception | None = None
 
-    def run(self, step: Step) -> StepResult:
-        self.memory.copy(map(tuple, step.copies.tolist()))
-        contexts = [self._write(step, row) for row in range(len(step.context_lengths))]
-        if self.failing is not None:
-            error, self.failing = self.failing, None
-            raise error
-        ends = {int(start) - 1: context for start, context in zip(step.query_starts[1:], contexts, strict=True)}
-        sampling = len(step.sampling)
-        tokens = [self.memory.read(ends[token]) for token in step.logits_of[:sampling].tolist()]
-        return StepResult(Sampled(np.array(tokens, dtype=np.int64)), self._prompts(step, sampling))
-
-    def _write(self, step: Step, row: int) -> Integers:
-        """Write a row's tokens; returns the slots of its whole context."""
-        tokens = slice(int(step.query_starts[row]), int(step.query_starts[row + 1]))
-        context, size = int(step.context_lengths[row]), self.memory.block_size
-        positions = np.arange(context)
-        blocks: Integers = step.block_table[row][positions // size].astype(np.int64)
-        slots = blocks * size + positions % size
-        written = step.token_ids[tokens]
-        assert (written.size == 1) == (row < step.decodes)
-        assert np.array_equal(step.positions[tokens], positions[context - written.size :])
-        assert np.array_equal(step.slots[tokens], slots[context - written.size :])
-        self.memory.write(slots[context - written.size :], written, slots[: context - written.size])
-        return slots
-
-    def _prompts(self, step: Step, start: int) -> list[TokenLogprobs]:
-        """The tokens whose log-probabilities are asked for, in place of these."""
-        answers = []
-        for wanted in step.prompts:
-            asked = step.logits_of[start : start + wanted.tokens]
-            first = step.query_starts[wanted.row] + wanted.first
-            assert np.array_equal(asked, np.arange(first, first + wanted.tokens))
-            none = np.empty((wanted.tokens, 0))
-            answers.append(
-                TokenLogprobs(wanted.next_ids.astype(np.float32), none.astype(np.int64), none.astype(np.float32))
-            )
-            start += wanted.tokens
-        assert start == len(step.logits_of)
-        return answers
+AHEAD = False
 
 
 @dataclass
@@ -84,7 +44,8 @@ class Answers:
 
     def step(self) -> None:
         outputs = self.engine.step()
-        assert len({output.request_id for output in outputs}) == len(outputs)
+        going = [output.request_id for output in outputs if output.error is None]
+        assert len(set(going)) == len(going), "one token a step"
         for output in outputs:
             assert output.request_id not in self.ended, "an ended request goes on"
             self.last[output.request_id] = output
@@ -116,7 +77,7 @@ def start(*, block_size: int = 4, blocks: int = 100, end_ids: Sequence[int] = ()
     defaults = {"max_input_tokens": 500, "max_total_tokens": 500, "max_batch_prefill_tokens": 500}
     scheduler = Scheduler(KVCacheManager(blocks + 1, block_size), Limits(**(defaults | limits)))
     runner = MemoryRunner(SlotMemory(blocks + 1, block_size, VOCABULARY))
-    return Answers(Engine(scheduler, runner, frozenset(end_ids), VOCABULARY, Plugins([])), runner)
+    return Answers(Engine(scheduler, runner, frozenset(end_ids), VOCABULARY, Plugins([]), ahead=AHEAD), runner)
 
 
 def prompt_of(length: int, first: int = 0) -> list[int]:

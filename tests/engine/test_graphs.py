@@ -34,8 +34,9 @@ class Replaying(CPU):
 
     name = "replaying"
     captures = True
+    asynchronous = True
 
-    def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
+    def capture(self, run: Callable[[], None], pool: object = None) -> Callable[[], None] | None:
         return run
 
 
@@ -67,7 +68,7 @@ def expected(folder: Path) -> list[list[int]]:
 
 def engine(folder: Path, device: type[CPU] = Replaying, attention: str = "refreshing", **settings: Any) -> LLM:
     chosen: dict[str, Any] = {"block_size": 16, "max_batch_total_tokens": 2048, "max_total_tokens": 128}
-    chosen |= {"max_batch_size": 8, "cuda_graphs": "auto"}
+    chosen |= {"max_batch_size": 8, "cuda_graphs": "auto", "compile": False}
     plugins = plugins_of(Offers([Refreshing, Fresh], [device]))
     return LLM(str(folder), device=device.name, attention=attention, plugins=plugins, **chosen | settings)
 
@@ -100,13 +101,41 @@ def test_preempted_requests_cached_prompts_and_their_probabilities(folder: Path)
     assert llm.engine.scheduler.preemptions
     wanted = SamplingParams(max_tokens=3, temperature=0, prompt_logprobs=0, logprobs=2)
     replayed, plain = (
-        engine(folder, cuda_graphs=sizes).generate([[9], [8], *PROMPTS[:3]], wanted) for sizes in ("auto", None)
+        engine(folder, cuda_graphs=sizes).generate([[9], [8], *PROMPTS[:3]], wanted) for sizes in ("auto", "0")
     )
     for one, other in zip(replayed, plain, strict=True):
         assert one.completions[0].token_ids == other.completions[0].token_ids
         for mine, theirs in zip(one.prompt_logprobs or [], other.prompt_logprobs or [], strict=True):
             assert (mine is None) == (theirs is None)
             assert mine is None or theirs is None or mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+HELD_BACK: dict[str, Any] = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 4, "seed": 3}
+"""What the host must know the last token for, and an end that may not come at once."""
+
+
+def test_running_ahead_changes_no_token(folder: Path) -> None:
+    """Requests that are held back, drawn and ended by one of their tokens, among others; in turn and ahead."""
+    kinds = [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "seed": 5},
+        HELD_BACK,
+        {"temperature": 0.7, "top_p": 0.8, "seed": 1},
+    ]
+    plain = engine(folder, cuda_graphs="0")
+    plain.engine.ahead = False
+    (free,) = plain.generate([PROMPTS[4]], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
+    ends = free.completions[0].token_ids[5]
+    params = [
+        SamplingParams(max_tokens=length + 6, ignore_eos=True, stop_token_ids=[ends], **kinds[at % len(kinds)])
+        for at, length in enumerate(LENGTHS)
+    ]
+    told = []
+    for llm in (plain, engine(folder), engine(folder, max_batch_total_tokens=96, max_total_tokens=64)):
+        told.append([list(one.completions[0].token_ids) for one in llm.generate(PROMPTS, params)])
+        assert llm.engine.scheduler.kv.stats().held == 0
+    assert told[0] == told[1] == told[2]
+    assert any(len(tokens) < one.max_tokens for tokens, one in zip(told[0], params, strict=True) if one.max_tokens)
 
 
 def test_sizes_that_the_user_names(folder: Path, expected: list[list[int]]) -> None:
@@ -135,7 +164,7 @@ def test_a_step_that_cannot_be_captured_is_a_warning(
     class Refusing(Replaying):
         name = "refusing"
 
-        def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
+        def capture(self, run: Callable[[], None], pool: object = None) -> Callable[[], None] | None:
             raise RuntimeError("operation not permitted when stream is capturing")
 
     with caplog.at_level(logging.WARNING, logger="octavo"):
@@ -148,14 +177,22 @@ def test_what_graphs_keep_is_no_room_for_the_cache(folder: Path) -> None:
     class Counting(Replaying):
         name = "counting"
 
+        captured = 0
+
+        def capture(self, run: Callable[[], None], pool: object = None) -> Callable[[], None] | None:
+            self.captured += 1
+            return run
+
         def peak(self, run: Callable[[], None]) -> int:
-            """A measured step takes none; capturing, for which there is no cache to speak of yet, does."""
+            """Of a measured step nothing; of graphs so much in all, and so much for each."""
+            before = self.captured
             run()
-            return 12345
+            return 9000 + 100 * (self.captured - before) if self.captured > before else 0
 
     plugins = plugins_of(Offers([Refreshing], [Counting]))
-    chosen = {"attention": "refreshing", "block_size": 16, "max_batch_size": 8, "max_total_tokens": 128}
-    for sizes, kept in (("auto", 12345), (None, 0), ("0", 0)):
+    chosen: dict[str, Any] = {"attention": "refreshing", "block_size": 16, "max_batch_size": 8, "max_total_tokens": 128}
+    chosen["compile"] = False
+    for sizes, kept in (("auto", 9400), (None, 9400), ("1,5", 9200), ("7", 9100), ("0", 0)):
         built = build_engine(load(folder, progress=False), Counting(), Settings(cuda_graphs=sizes, **chosen), plugins)
         assert built.memory.graphs == kept
 

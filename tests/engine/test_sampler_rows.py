@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.engine.sampler import Sampler, prompt_logprobs
+from octavo.engine.sampler import Sampler, TokenLogprobs, prompt_logprobs
 from octavo.engine.sampling_batch import build_batch, uniform
 from octavo.engine.sampling_params import SamplingParams
 from tests.engine.sampling import FILTERS, normal, row
@@ -91,14 +91,14 @@ def test_ranking_by_best_of_gets_the_chosen_tokens_logprobs() -> None:
 
 def test_prompt_logprobs_match_a_dense_log_softmax() -> None:
     logits, following = normal(600, 40).half(), np.arange(600) % 40
-    found = prompt_logprobs(logits, following, 3)
+    found = TokenLogprobs(*(tensor.numpy() for tensor in prompt_logprobs(logits, following, 3)))
     expected = logits.double().log_softmax(-1)
     np.testing.assert_allclose(found.logprobs, expected[range(600), following], atol=1e-5)
     assert (found.top_token_ids == expected.topk(3).indices.numpy()).mean() > 0.99  # half precision has ties
     np.testing.assert_allclose(found.top_logprobs, expected.topk(3).values, atol=1e-5)
     assert found.logprobs.dtype == found.top_logprobs.dtype == np.float32
     for tokens, k in ((2, 0), (0, 5)):
-        assert prompt_logprobs(logits[:tokens], following[:tokens], k).top_token_ids.shape == (tokens, k)
+        assert prompt_logprobs(logits[:tokens], following[:tokens], k)[1].shape == (tokens, k)
 
 
 def test_processors_see_their_row_after_penalties() -> None:

@@ -75,8 +75,13 @@ def test_a_capture_computes_what_the_model_does_for_any_number_of_tokens(archite
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
 @torch.inference_mode()
-def test_compiled_pieces_compute_it_too_and_again(tmp_path: Path) -> None:
+def test_compiled_pieces_compute_it_too_and_again(
+    on_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`on_gpu`: compiled as for a GPU, though on this CPU."""
+    monkeypatch.setattr(compile, "_on_gpu", lambda model: on_gpu)
     model = bound("llama", tmp_path)
     plain, captured = eager(model), compiled(model)
     for seed in range(2):

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from octavo.models.bridge import UnsupportedModel
-from octavo.models.load import ModelNotFound, load, load_random
+from octavo.models.load import ModelNotFound, load, load_random, load_tokenizer
 from octavo.models.support import refusals
 from tests import checkpoints, gguf_files
 
@@ -182,6 +182,32 @@ def test_random_weights_for_a_configuration(llama: Path) -> None:
     loaded = load_random(AutoConfig.from_pretrained(llama), dtype=torch.float32, attention="sdpa")
     assert (loaded.tokenizer, loaded.eos_token_ids) == (None, frozenset())
     assert loaded.generation_config.eos_token_id is None
+
+
+def test_random_weights_of_a_folder_and_of_a_file(llama: Path, tmp_path: Path) -> None:
+    """Weights are no more needed than a tokenizer, which is read where there is one; it ends no answer."""
+    of_checkpoint = load_random(llama, attention="sdpa")
+    assert of_checkpoint.tokenizer is not None
+    assert (of_checkpoint.eos_token_ids, of_checkpoint.dtype) == (frozenset(), torch.float32)
+    (tmp_path / "config.json").write_text((llama / "config.json").read_text().replace("float32", "bfloat16"))
+    (tmp_path / "small.json").write_text((tmp_path / "config.json").read_text())
+    for place in (tmp_path, tmp_path / "small.json", str(tmp_path)):
+        loaded = load_random(place, attention="sdpa")
+        assert (loaded.tokenizer, loaded.dtype, loaded.name) == (None, torch.bfloat16, str(place))
+    assert load_tokenizer(tmp_path / "small.json") is None
+
+
+def test_random_weights_need_a_configuration_at_hand(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").touch()
+    for place in ("owner/model", tmp_path, tmp_path / "nowhere", tmp_path / "tiny.gguf"):
+        with pytest.raises(ModelNotFound, match=f"no configuration at {Path(place).absolute()}, and random weights"):
+            load_random(place)
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(OSError, match=r"broken\.json' is not a valid JSON file"):
+        load_random(tmp_path / "broken.json")
+    AutoConfig.for_model("mamba").save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="recurrent state"):
+        load_random(tmp_path)
 
 
 def test_random_weights_leave_the_random_state_alone(llama: Path) -> None:

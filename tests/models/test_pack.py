@@ -222,3 +222,16 @@ def test_projections_that_differ_in_kind_are_packed_one_by_one(other: str) -> No
     assert all(isinstance(module, PackedLinear) for module in (model.gate_proj, model.up_proj, model.down_proj))
     x = rows(1, 4, up.in_features)
     close(model.up_proj(x), plain(up, x))
+
+
+@torch.inference_mode()
+def test_projections_of_any_dtype_and_device_are_merged_where_nothing_is_packed() -> None:
+    """As on a GPU, whose products stay the library's."""
+    linears = [nn.Linear(16, size, bias=True, dtype=torch.bfloat16) for size in (32, 8, 8)]
+    merged, x = MergedLinear(linears), torch.randn(5, 16, dtype=torch.bfloat16)
+    assert type(merged.linear) is nn.Linear
+    for index, linear in enumerate(linears):
+        torch.testing.assert_close(merged.part(index, x), linear(x))
+    elsewhere = Model().to("meta")
+    assert pack(elsewhere) == 3 + 2 + 3
+    assert type(elsewhere.head) is nn.Linear

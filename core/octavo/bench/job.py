@@ -28,11 +28,13 @@ class ProfileRow(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine is to generate, greedily and past any end of sequence."""
+    """What one engine is to generate, past any end of sequence."""
 
     engine: str
     """"octavo" or "transformers"."""
     model: str
+    random_weights: bool = False
+    """`model` is a configuration, for which both engines draw the same weights: nothing is read."""
     dtype: str
     """Of weights and cache: float32, float16 or bfloat16."""
     attention: str | None = None
@@ -40,6 +42,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     compile: bool | None = None
     max_batch_size: int | None = None
     """Most requests that run at once; None: all of them. octavo's alone."""
+    max_total_tokens: int | None = None
+    """As the setting. octavo's alone."""
+    prefix_caching: bool | None = None
+    """As the setting. octavo's alone."""
+    temperature: float = 0.0
+    """0: greedy. octavo's alone."""
     keep_cache: bool = False
     """Leave the warm-up's prefixes in the cache, as a server does: the timed run gets blocks that were never used, and
     whose memory the system hands out then. octavo's alone."""
@@ -58,6 +66,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     seconds: float
     """From the prompts' token ids to the last answer; the model is loaded and warm."""
+    start_seconds: float
+    """From nothing to an engine that takes requests: reading or drawing weights, compiling, measuring, capturing."""
     answers: list[list[int]]
     """Generated token ids, of each request as many as it wanted."""
     steps: int
@@ -68,7 +78,13 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Tokens generated behind the end of their request."""
     backend: str
     block_size: int | None = None
+    compiled: bool | None = None
+    """Is the model compiled? octavo's alone."""
+    captured_rows: list[int] = []
+    """Numbers of requests whose decode steps are replays of a graph."""
     device: str
+    accelerator: dict[str, str | int | float | None] = {}
+    """What is to be told of a device that is no CPU."""
     threads: int
     instructions: str
     """Of the processor, that PyTorch's kernels use."""

@@ -13,7 +13,7 @@ from octavo.attention.contract import AttentionBackend, AttentionBatch, Attentio
 from octavo.attention.device import Device
 from octavo.attention.select import choose, choose_device
 from octavo.bench.device_time import read_bytes_per_second, seconds
-from octavo.bench.machine import Fact
+from octavo.bench.machine import Fact, accelerator, machine
 from octavo.bench.report import Report
 from octavo.plugins import plugins
 
@@ -103,7 +103,8 @@ def run(options: Options, progress: Callable[[str], None]) -> Report:
         "memory read": f"{ceiling / 1e12:.2f} TB/s",
         "repeats": options.repeats,
     }
-    return Report(bench="kernels", workload=workload, rows=rows)
+    where = machine() | accelerator(device.torch_device)
+    return Report(bench="kernels", machine=where, workload=workload, rows=rows)
 
 
 def _device_name(device: Device) -> str:

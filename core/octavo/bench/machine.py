@@ -8,12 +8,16 @@ import platform
 import subprocess
 from pathlib import Path
 
+import torch
+
 import octavo
 from octavo.attention.device import CPU
 
 Fact = str | int | float | None
 
 _NAMED = ("torch", "transformers")
+PLATFORMS = ("cuda", "hip", "xpu")
+"""What PyTorch may be built for, by its own names."""
 
 
 def machine() -> dict[str, Fact]:
@@ -24,6 +28,21 @@ def machine() -> dict[str, Fact]:
         "memory_gb": round(CPU().memory().total / 1e9, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "load_average_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+def accelerator(device: torch.device) -> dict[str, Fact]:
+    """The GPU that a process uses, and what drives it and compiles for it. Nothing for a CPU: no driver is asked."""
+    if device.type == "cpu":
+        return {}
+    properties = torch.get_device_module(device).get_device_properties(device)
+    software = {name: getattr(torch.version, name, None) for name in PLATFORMS}
+    return {
+        "gpu": properties.name,
+        "gpu_memory_gb": round(properties.total_memory / 1e9, 1),
+        "driver": _said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"),
+        **{name: version for name, version in software.items() if version is not None},
+        "triton": _version("triton"),
     }
 
 
@@ -44,11 +63,23 @@ def commit(folder: Path = Path(octavo.__file__).parent) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    return _said("git", "-C", str(folder), *arguments)
+
+
+def _said(*command: str) -> str | None:
+    """What a program prints; None if there is no such program, or it fails."""
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _cpu_model() -> str:

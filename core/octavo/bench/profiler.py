@@ -62,7 +62,7 @@ def profiled(runner: Runner, run: Callable[[], Result]) -> tuple[Result, list[Pr
 
 
 def _mark_all(runner: Runner) -> None:
-    _mark(runner, "sampler", SAMPLING)
+    _mark(runner.sampler, "choose", SAMPLING)
     _mark(runner, "forward", MODEL)
     for group in runner.groups:
         _mark(group.backend, "attend", ATTENTION)

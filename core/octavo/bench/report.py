@@ -11,7 +11,7 @@ import msgspec
 from rich.table import Table
 
 from octavo.bench.latency import PERCENTILES
-from octavo.bench.machine import Fact, commit, machine, versions
+from octavo.bench.machine import PLATFORMS, Fact, commit, machine, versions
 
 Row = Mapping[str, Fact]
 Columns = Sequence[tuple[str, Callable[[Row], str]]]
@@ -71,10 +71,18 @@ class Report(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         where = self.machine
         software = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return (
-            f"{self.date}: {'; '.join(said)}. {where['cpu']}, {where['cores']} cores, {where['memory_gb']} GB, "
-            f"load {where['load_average_1min']} at the start; {software}; "
+            f"{self.date}: {'; '.join(said)}. {_accelerator(where)}{where['cpu']}, {where['cores']} cores, "
+            f"{where['memory_gb']} GB, load {where['load_average_1min']} at the start; {software}; "
             f"commit {self.commit[:12] + self.commit[40:] if self.commit else 'unknown'}."
         )
+
+
+def _accelerator(where: Mapping[str, Fact]) -> str:
+    """To begin the machine with; nothing where a CPU was measured."""
+    if "gpu" not in where:
+        return ""
+    software = [f"{name} {where[name]}" for name in ("driver", *PLATFORMS, "triton") if where.get(name) is not None]
+    return ", ".join([str(where["gpu"]), f"{where['gpu_memory_gb']} GB", *software]) + "; "
 
 
 def number(key: str, digits: int = 0, unit: str = "") -> Callable[[Row], str]:
@@ -140,6 +148,14 @@ def _goodput(row: Row) -> str:
     return f"{rate} ({number('good_percent', 1, ' %')(row)})" if rate else ""
 
 
+def _per_token(row: Row) -> str:
+    """Of a request alone: several share their steps."""
+    seconds, tokens = row.get("wall_seconds"), row.get("output_tokens")
+    if row.get("requests") == 1 and isinstance(seconds, int | float) and isinstance(tokens, int):
+        return f"{1000 * seconds / tokens:,.2f}"
+    return ""
+
+
 def _identical(row: Row) -> str:
     identical = row.get("identical_requests")
     return "" if identical is None else f"{identical} of {row['requests']}"
@@ -160,6 +176,7 @@ COLUMNS: dict[str, Columns] = {
         ("output tokens/s", spread("output_tokens_per_second", 1)),
         ("ratio", spread("output_tokens_per_second_ratio", 2)),
         ("seconds", number("wall_seconds", 2)),
+        ("ms/token", _per_token),
         ("tokens in", number("prompt_tokens")),
         ("out", number("output_tokens")),
         ("steps", number("steps")),

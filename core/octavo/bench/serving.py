@@ -92,6 +92,7 @@ def run(options: Options, say: Callable[[str], None]) -> Found:
         say(f"{number + 1} of {options.repeats}")
         turns.append(_take_turns(options, exchanges, engine_first=number % 2 == 1))
     workload = _workload(options, source, turns)
+    where |= turns[0].measured.accelerator if turns[0].measured else {}
     report = Report(bench="serving", machine=where, workload=workload, rows=rows(options, turns, exchanges))
     sizes = _step_rows(turns) if options.peer else []
     return Found(

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-
-import torch
-from transformers import AutoConfig
 
 from octavo.bench.exchange import Exchange
 from octavo.bench.job import Job, Measurement, ProfileRow, measure
 from octavo.bench.machine import Fact, machine
 from octavo.bench.profiler import ENGINE, MODEL
 from octavo.bench.report import Report
-from octavo.bench.workload import Range, Source, model_folder
-from octavo.models.load import load_random
-from octavo.models.quiet import quiet
+from octavo.bench.workload import Range, Source, Uniform, model_folder
+from octavo.models.load import configuration_at
 
 OCTAVO, UNCOMPILED, PEER = "octavo", "octavo, not compiled", "transformers"
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = ("float32", "float16", "bfloat16")
 SHOWN_SHARE = 0.005
 """Of the run: operators with less are left out of a profile."""
 
@@ -39,24 +33,28 @@ class Load:
         return f"{self.requests} of {self.prompts} tokens in, {self.answers} out"
 
 
-MANY = Load(32, Range(64, 256), Range(64, 128))
-ONE = Load(1, Range(64, 64), Range(128, 128))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What is measured, and how."""
 
     model: str
-    """A folder, a GGUF file or a hub name."""
+    """A folder, a GGUF file or a hub name; with random weights a folder or a file with a configuration."""
     name: str
     """What the reader of a result calls it."""
-    loads: Sequence[Load] = (MANY, ONE)
+    random_weights: bool = False
+    loads: Sequence[Load]
     seed: int = 0
+    """Of the requests."""
     sharegpt: bool | None = None
+    uniform: bool = False
+    """Draw the requests as nano-vllm's benchmark does."""
+    temperature: float = 0.0
+    """Above 0 there is no peer: its tokens would be others."""
     dtype: str = "float32"
     attention: str | None = None
     block_size: int | None = None
+    max_total_tokens: int | None = None
+    prefix_caching: bool | None = None
     uncompiled: bool = False
     """Measure octavo with COMPILE=0 as well, in turn."""
     threads: int | None = None
@@ -79,7 +77,7 @@ class Turns:
 def run(options: Options, say: Callable[[str], None]) -> tuple[Report, Report | None]:
     """Measure each load; the second report is the profile, where it is wanted. Raises EngineFailed or ValueError."""
     where = machine()  # as busy as it is before it measures
-    source = Source.of(options.model, options.sharegpt)
+    source = Uniform.of(options.model) if options.uniform else Source.of(options.model, options.sharegpt)
     rows: list[dict[str, Fact]] = []
     profiled: list[dict[str, Fact]] = []
     for load in options.loads:
@@ -88,7 +86,8 @@ def run(options: Options, say: Callable[[str], None]) -> tuple[Report, Report | 
         rows += throughput_rows(turns, exchanges)
         if turns.profile is not None:
             profiled += profile_rows(turns.profile, load, median(each.seconds for each in turns.octavo))
-    workload = _workload(options, source, turns.octavo[0])
+    first = turns.octavo[0]
+    workload, where = _workload(options, source.name, first), where | first.accelerator
     report = Report(bench="throughput", machine=where, workload=workload, rows=rows)
     profile = Report(bench="profile", machine=where, workload=workload, rows=profiled) if options.profile else None
     return report, profile
@@ -112,21 +111,28 @@ def _job(options: Options, engine: str, exchanges: list[Exchange], profile: bool
     return Job(
         engine=PEER if engine == PEER else OCTAVO,
         model=options.model,
+        random_weights=options.random_weights,
         dtype=options.dtype,
         attention=options.attention,
         block_size=options.block_size,
+        max_total_tokens=options.max_total_tokens,
+        prefix_caching=options.prefix_caching,
+        temperature=options.temperature,
         compile=False if engine == UNCOMPILED else None,
         exchanges=exchanges,
         profile=profile,
     )
 
 
-def _workload(options: Options, source: Source, measured: Measurement) -> dict[str, Fact]:
+def _workload(options: Options, prompts: str, measured: Measurement) -> dict[str, Fact]:
     return {
         "model": options.name,
         "requests": "; ".join(map(str, options.loads)),
+        "temperature": options.temperature or None,
         "dtype": options.dtype,
-        "prompts": source.name,
+        "max_total_tokens": options.max_total_tokens,
+        "prefix_caching": _switch(options.prefix_caching),
+        "prompts": prompts,
         "seed": options.seed,
         "repeats": options.repeats,
         "device": measured.device,
@@ -152,6 +158,7 @@ def _row(engine: str, measured: list[Measurement], turns: Turns, exchanges: Sequ
         **spread_of("output_tokens_per_second", [output / each.seconds for each in measured], 2),
         **spread_of("output_tokens_per_second_ratio", _ratios(measured, turns.peer), 3),
         "wall_seconds": round(median(each.seconds for each in measured), 3),
+        "start_seconds": round(median(each.start_seconds for each in measured), 2),
         "prompt_tokens": sum(len(exchange.prompt) for exchange in exchanges),
         "output_tokens": output,
         "cached_tokens": first.cached_tokens,
@@ -160,8 +167,18 @@ def _row(engine: str, measured: list[Measurement], turns: Turns, exchanges: Sequ
         "peak_memory_mb": round(max(each.peak_memory_bytes for each in measured) / 1e6),
         "backend": first.backend,
         "block_size_tokens": first.block_size,
+        "compile": _switch(first.compiled),
+        "graphs": _graphs(first.captured_rows) if first.compiled is not None else None,
         "identical_requests": identical(first, turns.peer[0]) if turns.peer and engine != PEER else None,
     }
+
+
+def _switch(on: bool | None) -> str | None:
+    return None if on is None else "on" if on else "off"
+
+
+def _graphs(rows: Sequence[int]) -> str:
+    return f"{len(rows)}, for up to {rows[-1]} requests" if rows else "none"
 
 
 def spread_of(name: str, values: Sequence[float], digits: int) -> dict[str, Fact]:
@@ -206,23 +223,8 @@ def _is_shown(row: ProfileRow, whole: float) -> bool:
     return not row.operator or (row.seconds >= SHOWN_SHARE * whole and row.where not in (MODEL, ENGINE))
 
 
-@contextmanager
-def random_weights(config: Path, dtype: str, seed: int) -> Iterator[str]:
-    """A folder with a checkpoint of random weights for a configuration, gone afterwards: both engines load it."""
-    with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
-        loaded = load_random(AutoConfig.from_pretrained(config), dtype=DTYPES[dtype], seed=seed)
-        with quiet(progress=False):
-            loaded.model.save_pretrained(folder)
-        yield folder
-
-
-@contextmanager
-def prepared(name: str | None, random_config: Path | None, dtype: str, seed: int) -> Iterator[str]:
-    """The folder, GGUF file or hub name of what is measured. Raises ValueError for a dtype that is none of DTYPES."""
+def model_of(name: str | None, random_config: Path | None, dtype: str) -> str:
+    """As `Options` takes it. Raises ValueError for a dtype that is none of DTYPES, and ModelNotFound."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype}: give one of {', '.join(DTYPES)}")
-    if random_config is None:
-        yield model_folder(name)
-        return
-    with random_weights(random_config, dtype, seed) as folder:
-        yield folder
+    return model_folder(name) if random_config is None else str(configuration_at(random_config))

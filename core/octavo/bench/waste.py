@@ -192,14 +192,10 @@ def _requests(exchanges: Sequence[Exchange], max_new_tokens: int) -> Iterator[Re
 
 def _complete(scheduler: Scheduler, schedule: Schedule, exchanges: Sequence[Exchange]) -> None:
     """Give each request that is due a token that nobody else has, the last one its end."""
-    for row in schedule.rows:
-        request = row.request
-        if not row.samples:
-            scheduler.complete(row, None)
-            continue
-        generated = request.length - request.prompt_length + 1
-        last = generated == exchanges[request.id].answer_tokens
-        scheduler.complete(row, _END if last else _END - 1 - request.id)
+    scheduler.launched(schedule)
+    for request in [row.request for row in schedule.rows if row.samples]:
+        last = request.length - request.prompt_length == exchanges[request.id].answer_tokens
+        scheduler.arrived(request, _END if last else _END - 1 - request.id)
 
 
 def _written(scheduler: Scheduler, schedule: Schedule) -> int:

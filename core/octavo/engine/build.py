@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import cast
 
 import torch
@@ -15,18 +16,20 @@ from octavo import native
 from octavo.attention.device import Device
 from octavo.attention.select import Selection, choose, choose_device
 from octavo.engine import warm_up
+from octavo.engine.drawing import compiled_draw
 from octavo.engine.engine import Engine
 from octavo.engine.graphs import DecodeGraphs, NotCaptured
 from octavo.engine.runner import Runner
+from octavo.engine.sampler import Sampler
 from octavo.engine.scheduler import Limits, Scheduler
-from octavo.engine.sizing import Room, graph_sizes, limits_of, measured
+from octavo.engine.sizing import Room, graph_sizes, limit_memory, limits_of, measured
 from octavo.kv.budget import MemoryUse
 from octavo.kv.manager import KVCacheManager
 from octavo.models import bridge
 from octavo.models.capture import Forward, NotCapturable, eager
 from octavo.models.compile import CompileFailed, compiled
 from octavo.models.demo import model_location
-from octavo.models.load import LoadedModel, load
+from octavo.models.load import LoadedModel, load, load_random
 from octavo.models.pack import pack, weight_bytes
 from octavo.plugins import Plugins
 from octavo.settings import Settings, SettingsError
@@ -51,15 +54,20 @@ def open_engine(settings: Settings, plugins: Plugins, *, progress: bool = False)
     device = choose_device(settings.device, plugins)
     # A backend that nobody has, or that cannot run here, is no reason to read gigabytes first.
     choose([], device, attention=settings.attention, block_size=settings.block_size, plugins=plugins)
-    loaded = load(
-        model_location(settings),
-        dtype=_dtype(settings.dtype, device.name),
-        device=device.torch_device,
-        revision=settings.revision,
-        trust_remote_code=settings.trust_remote_code,
-        progress=progress,
-    )
+    limit_memory(device, settings)
+    loaded = _loaded(settings, device, progress)
     return loaded, build_engine(loaded, device, settings, plugins)
+
+
+def _loaded(settings: Settings, device: Device, progress: bool) -> LoadedModel:
+    model, dtype, where = model_location(settings), _dtype(settings.dtype, device.name), device.torch_device
+    trusted = settings.trust_remote_code
+    if settings.load_format == "dummy":
+        logger.warning("the weights are drawn at random, since load_format is dummy: for benchmarks alone")
+        return load_random(model, dtype=dtype, device=where, trust_remote_code=trusted)
+    return load(
+        model, dtype=dtype, device=where, revision=settings.revision, trust_remote_code=trusted, progress=progress
+    )
 
 
 def _dtype(name: str, device: str) -> torch.dtype | str:
@@ -99,18 +107,24 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
         bridge.bind(calls, members, group)
         groups.append(group)
     runner = Runner(_forward(loaded.model, settings, device), groups, device.torch_device)
+    vocab_size = _vocab_size(loaded.model)
+    if device.asynchronous and _is_compiled(settings, device):
+        runner.sampler = Sampler(compiled_draw(vocab_size, loaded.dtype, device.torch_device))
     room = Room(device.name, device.memory().free, selection.block_size, block_bytes)
     room = measured(room, runner, settings, selection, loaded.max_position, device)
     sizes = graph_sizes(settings) if device.captures and selection.capabilities.graphs != "none" else []
     if sizes:  # once with a cache of no size, to know what they take of the memory that is left for one
         limits = limits_of(settings, selection, room, room.blocks(settings), loaded.max_position)
-        room, sizes = _with_graphs(room, runner, sizes, selection, limits, device)
+        graphs = _graph_bytes(runner, sizes, selection, limits, device)
+        room, sizes = replace(room, graphs=graphs or 0), [] if graphs is None else sizes
     num_blocks = room.blocks(settings)
     limits = limits_of(settings, selection, room, num_blocks, loaded.max_position)
     for group in groups:
         group.cache = group.backend.layout.allocate(num_blocks, device.torch_device)
     if sizes:
+        started = time.perf_counter()
         runner.graphs = _captured(runner, sizes, selection, limits, device)
+        logger.info("captured decode steps of %d sizes in %.1f s", len(sizes), time.perf_counter() - started)
     memory = MemoryUse(
         weights=weight_bytes(loaded.model), activations=room.activations, graphs=room.graphs,
         num_blocks=num_blocks, block_size=selection.block_size, block_bytes=block_bytes,
@@ -118,20 +132,19 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
     _tell(memory)
     prefix_caching = selection.capabilities.prefix_caching and settings.prefix_caching is not False
     scheduler = Scheduler(KVCacheManager(num_blocks, selection.block_size, prefix_caching), limits)
-    engine = Engine(scheduler, runner, loaded.eos_token_ids, _vocab_size(loaded.model), plugins)
+    engine = Engine(scheduler, runner, loaded.eos_token_ids, vocab_size, plugins, ahead=device.asynchronous)
     return Built(engine, selection, memory)
 
 
 def _forward(model: PreTrainedModel, settings: Settings, device: Device) -> Forward:
     """Compiled where it is wanted or, if nothing was said, where it can be."""
-    wanted = settings.compile
-    if wanted is False or (wanted is None and (device.name != "cpu" or native.compiler() is None)):
+    if not _is_compiled(settings, device):
         return eager(model)
     started = time.perf_counter()
     try:
         forward = compiled(model)
     except (NotCapturable, CompileFailed) as error:
-        if wanted:
+        if settings.compile:
             raise SettingsError(f"compile: {error}. Unset COMPILE to run the model as it is") from error
         logger.warning("the model runs uncompiled: %s", error)
         return eager(model)
@@ -139,25 +152,32 @@ def _forward(model: PreTrainedModel, settings: Settings, device: Device) -> Forw
     return forward
 
 
-def _with_graphs(
-    room: Room, runner: Runner, sizes: list[int], selection: Selection, limits: Limits, device: Device
-) -> tuple[Room, list[int]]:
-    """With the memory, in bytes, that graphs of these sizes keep; and the sizes, none if they cannot be captured."""
-    found: list[int] = []
+def _is_compiled(settings: Settings, device: Device) -> bool:
+    """As the user says or, if nothing is said, wherever there is what PyTorch's compiler needs."""
+    if settings.compile is not None:
+        return settings.compile
+    return (
+        native.compiler() is not None if device.name == "cpu" else device.captures and find_spec("triton") is not None
+    )
 
-    def try_all() -> None:
-        if _captured(runner, sizes, selection, limits, device) is not None:
-            found.extend(sizes)
 
-    taken = device.peak(try_all)
-    return replace(room, graphs=taken if found else 0), found
+def _graph_bytes(runner: Runner, sizes: list[int], selection: Selection, limits: Limits, device: Device) -> int | None:
+    """Bytes that graphs of these sizes keep, worked out from the largest two; None if they cannot be captured."""
+    taken = []
+    for count in (1, 2):
+        found: list[DecodeGraphs | None] = []
+        few = sizes[-count:]
+        taken.append(device.peak(lambda: found.append(_captured(runner, few, selection, limits, device))))  # noqa: B023
+        if found[0] is None:
+            return None
+    largest, two = taken
+    return largest + max(two - largest, 0) * (len(sizes) - 1)
 
 
 def _captured(
     runner: Runner, sizes: list[int], selection: Selection, limits: Limits, device: Device
 ) -> DecodeGraphs | None:
     """Graphs of decode steps of these sizes, or None, with the reason in the log."""
-    started = time.perf_counter()
     width = -(-(limits.max_total_tokens + limits.spare_slots) // selection.block_size)
     try:
         graphs = DecodeGraphs(runner.forward, runner.groups, device, sizes, width)
@@ -165,7 +185,6 @@ def _captured(
     except (NotCaptured, torch.OutOfMemoryError) as error:
         logger.warning("decode steps run as they are, without graphs: %s", error)
         return None
-    logger.info("captured decode steps of %d sizes in %.1f s", len(sizes), time.perf_counter() - started)
     return graphs
 
 

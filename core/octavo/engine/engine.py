@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from octavo.engine.observe import Before, step_stats, tell_request
 from octavo.engine.request import NO_LABEL, FinishReason, Label, Request
-from octavo.engine.runner import Runner, StepResult
+from octavo.engine.runner import Flight, Runner, StepResult
 from octavo.engine.sampler import TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import RequestRefused, Schedule, Scheduler
-from octavo.engine.step import Processed, Step, build
+from octavo.engine.step import Processed, PromptRow, build
 from octavo.hooks import GrammarRefused, LogitsProcessor, StepStats
 from octavo.kv.node import Namespace
 from octavo.plugins import Plugins
@@ -48,6 +48,15 @@ class Output(msgspec.Struct):
     """From submission to the first step."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Airborne:
+    """A step that was launched and whose tokens have not arrived."""
+
+    schedule: Schedule
+    prompts: Sequence[PromptRow]
+    flight: Flight
+
+
 @dataclass(slots=True)
 class Engine:
     """Runs requests step by step. Whoever calls it turns text into tokens and back."""
@@ -59,6 +68,8 @@ class Engine:
     vocab_size: int
     plugins: Plugins
     """Those that observe are told of steps and of requests that end."""
+    ahead: bool = False
+    """Launch each step before the tokens of the one before have arrived, so that the device never waits for Python."""
     on_begin: Callable[[list[int]], None] | None = None
     """Called before a step with the ids of requests that it is the first to run."""
     steps: int = 0
@@ -67,6 +78,7 @@ class Engine:
     _requests: dict[int, Request] = field(default_factory=dict)
     _processed: dict[int, Processed] = field(default_factory=dict)
     """Requests with logits processors."""
+    _airborne: _Airborne | None = None
     _ids: itertools.count[int] = field(default_factory=itertools.count)
 
     def submit(
@@ -165,17 +177,35 @@ class Engine:
         return bool(self._requests)
 
     def step(self) -> list[Output]:
-        """Run one step. A step that fails costs its own requests, with the reason, and nobody else's."""
+        """Launch a step and give what the last one brought, which on some devices is the step before.
+
+        A step that fails costs its own requests, with the reason, and nobody else's.
+        """
         before = Before.of(self.scheduler)
+        outputs = [] if self._may_run_ahead() else self._land()
         schedule = self.scheduler.schedule()
-        if not schedule.rows:
-            return []
-        self.steps += 1
-        self._tell_begin(schedule, before.time)
-        outputs = self._run(schedule)
-        self.last_step = step_stats(self.scheduler, schedule, before)
-        self.plugins.step_finished(self.last_step)
+        if schedule.rows:
+            self.steps += 1
+            self._tell_begin(schedule, before.time)
+            outputs += self._launch(schedule)
+        else:
+            outputs += self._land()
+        if not self.ahead:
+            outputs += self._land()
+        if schedule.rows or outputs:
+            self.last_step = step_stats(self.scheduler, schedule, before)
+            self.plugins.step_finished(self.last_step)
         return outputs
+
+    def _may_run_ahead(self) -> bool:
+        """Can the next step be prepared before the tokens of the one that runs are known?"""
+        if self._airborne is None:
+            return True
+        waits = any(
+            request.pending and (request.params.penalises or request.id in self._processed)
+            for request in self.scheduler.running
+        )
+        return not waits and self.scheduler.may_run_ahead()
 
     def _tell_begin(self, schedule: Schedule, since: float) -> None:
         if self.on_begin is not None:
@@ -183,38 +213,55 @@ class Engine:
             if newcomers:
                 self.on_begin(newcomers)
 
-    def _run(self, schedule: Schedule) -> list[Output]:
+    def _launch(self, schedule: Schedule) -> list[Output]:
+        """Launch it behind the one that runs, and give what that one brought."""
         try:
             step = build(schedule, self.scheduler.kv.block_size, self._processed)
-            result = self.runner.run(step)
+            flight = self.runner.launch(step)
         except Exception as error:
-            fields = {"request_ids": sorted({row.request.label.name for row in schedule.rows})}
-            logger.exception("a step of %d requests failed", len(schedule.rows), extra={"fields": fields})
-            return [self._fail(row.request, error) for row in schedule.rows]
-        return self._complete(schedule, step, result)
+            return [*self._land(), *self._fail_all(schedule, error)]
+        self.scheduler.launched(schedule)
+        for wanted in step.prompts:
+            schedule.rows[wanted.row].request.prompt_reported += wanted.tokens
+        landing, self._airborne = self._airborne, _Airborne(schedule, step.prompts, flight)
+        return self._complete(landing) if landing is not None else []
 
-    def _complete(self, schedule: Schedule, step: Step, result: StepResult) -> list[Output]:
+    def _land(self) -> list[Output]:
+        """Wait for the step that runs, if one does, and give what it brought."""
+        landing, self._airborne = self._airborne, None
+        return self._complete(landing) if landing is not None else []
+
+    def _complete(self, landing: _Airborne) -> list[Output]:
+        """Give the tokens to the requests that are still there: some ended, or were cancelled, after the launch."""
+        try:
+            result = landing.flight.wait()
+        except Exception as error:
+            return self._fail_all(landing.schedule, error)
         outputs: dict[int, Output] = {}
-        for wanted, logprobs in zip(step.prompts, result.prompts, strict=True):
-            request = schedule.rows[wanted.row].request
-            request.prompt_reported += wanted.tokens
-            outputs[request.id] = self._output(request, prompt=logprobs)
-        sampling = [row for row in schedule.rows if row.samples]
-        for row in schedule.rows:
-            if not row.samples:
-                self.scheduler.complete(row, None)
-        for due, row in enumerate(sampling):
-            request = row.request
+        for wanted, logprobs in zip(landing.prompts, result.prompts, strict=True):
+            request = landing.schedule.rows[wanted.row].request
+            if request.id in self._requests:
+                outputs[request.id] = self._output(request, prompt=logprobs)
+        sampling = [row.request for row in landing.schedule.rows if row.samples]
+        for due, (request, token) in enumerate(zip(sampling, result.sampled.token_ids.tolist(), strict=True)):
+            if request.id not in self._requests:
+                continue
             if due in result.sampled.failed:
                 outputs[request.id] = self._fail(request, result.sampled.failed[due])
                 continue
             output = outputs.setdefault(request.id, self._output(request))
-            output.token_id = int(result.sampled.token_ids[due])
+            output.token_id = token
             self._add_logprobs(output, request.params, result, due)
-            output.finish_reason = self.scheduler.complete(row, output.token_id)
+            output.finish_reason = self.scheduler.arrived(request, token)
             if output.finish_reason is not None:
                 self._forget(request, output.finish_reason)
         return list(outputs.values())
+
+    def _fail_all(self, schedule: Schedule, error: Exception) -> list[Output]:
+        """Those of its requests that are still there."""
+        fields = {"request_ids": sorted({row.request.label.name for row in schedule.rows})}
+        logger.error("a step of %d requests failed", len(schedule.rows), extra={"fields": fields}, exc_info=error)
+        return [self._fail(row.request, error) for row in schedule.rows if row.request.id in self._requests]
 
     def _output(self, request: Request, prompt: TokenLogprobs | None = None) -> Output:
         return Output(

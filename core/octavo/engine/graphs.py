@@ -20,6 +20,7 @@ from torch import Tensor
 from octavo.attention.contract import AttentionBatch
 from octavo.attention.device import Device
 from octavo.engine.step import Step
+from octavo.engine.transfer import upload
 from octavo.models.bridge import AttentionGroup
 from octavo.models.capture import Forward
 
@@ -69,6 +70,7 @@ class DecodeGraphs:
         self._table = torch.zeros(most, width, dtype=torch.int32, device=where)
         self._logits: Tensor | None = None
         self._graphs: dict[int, _Graph] = {}
+        self._pool = device.graph_pool()
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -78,10 +80,11 @@ class DecodeGraphs:
         """
         for size in reversed(self.sizes):
             try:
-                self._pad(0, size)
+                self._slots.fill_(-1)
+                self._contexts.zero_()
                 plans = self._plan(size, 0)
                 self._compute(size)
-                replay = self.device.capture(partial(self._compute, size))
+                replay = self.device.capture(partial(self._compute, size), self._pool)
             except Exception as error:
                 raise NotCaptured(f"a step of {size} rows: {error}") from error
             if replay is None:
@@ -93,12 +96,11 @@ class DecodeGraphs:
         rows, width = step.block_table.shape
         return bool(step.decodes == rows and rows <= self.sizes[-1] and width <= self.width)
 
-    def logits(self, step: Step) -> Tensor:
-        """[len(step.logits_of), vocab]; they are overwritten by the next step."""
+    def logits(self, step: Step, last: Tensor) -> Tensor:
+        """[len(step.logits_of), vocab]; they are overwritten by the next step. `last`: tokens of the step before."""
         rows = len(step.context_lengths)
         size = self.sizes[bisect_left(self.sizes, rows)]
-        self._fill(step, rows)
-        self._pad(rows, size)
+        self._fill(step, size, last)
         plans, graph = self._plan(size, int(step.context_lengths.max())), self._graphs[size]
         if all(new is held for new, held in zip(plans, graph.plans, strict=True)):
             graph.replay()
@@ -108,19 +110,23 @@ class DecodeGraphs:
         assert self._logits is not None
         if len(step.logits_of) == rows and (np.diff(step.logits_of) == 1).all():
             return self._logits[:rows]
-        return self._logits[torch.from_numpy(step.logits_of).to(self._logits.device)]
+        return self._logits[upload([step.logits_of], self._logits.device)[0]]
 
-    def _fill(self, step: Step, rows: int) -> None:
-        _copy(self._ids[0, :rows], step.token_ids)
-        _copy(self._positions[0, :rows], step.positions)
-        _copy(self._slots[:rows], step.slots)
-        _copy(self._contexts[:rows], step.context_lengths)
-        _copy(self._table[:rows, : step.block_table.shape[1]], step.block_table)
-
-    def _pad(self, rows: int, size: int) -> None:
-        """What token and position a row of padding has does not matter; what stood there is one of the vocabulary."""
-        self._slots[rows:size].fill_(-1)
-        self._contexts[rows:size].zero_()
+    def _fill(self, step: Step, size: int, last: Tensor) -> None:
+        """Rows of padding have no slot and no context; which token and position they have does not matter."""
+        rows, width = step.block_table.shape
+        ids, positions, slots, contexts, table = upload(
+            [
+                _padded(step.token_ids, size, 0), _padded(step.positions, size, 0), _padded(step.slots, size, -1),
+                _padded(step.context_lengths, size, 0), step.block_table,
+            ],
+            self.device.torch_device,
+        )  # fmt: skip
+        self._ids[0, :size].copy_(follow(ids, last) if step.follows else ids)
+        self._positions[0, :size].copy_(positions)
+        self._slots[:size].copy_(slots)
+        self._contexts[:size].copy_(contexts)
+        self._table[:rows, :width].copy_(table)
 
     def _plan(self, size: int, max_context: int) -> list[Any]:
         batch = AttentionBatch(
@@ -139,5 +145,15 @@ class DecodeGraphs:
         self._logits[:size].copy_(logits)
 
 
-def _copy(to: Tensor, array: NDArray[Any]) -> None:
-    to.copy_(torch.from_numpy(array), non_blocking=True)
+def follow(ids: Tensor, last: Tensor) -> Tensor:
+    """Token ids [tokens] int64 in which each -1 - row is replaced by last [rows] of that row."""
+    return torch.where(ids < 0, last[(-1 - ids).clamp_(min=0)], ids)
+
+
+def _padded(array: NDArray[Any], size: int, value: int) -> NDArray[Any]:
+    """[size], its end filled with a value."""
+    if len(array) == size:
+        return array
+    padded = np.full(size, value, array.dtype)
+    padded[: len(array)] = array
+    return padded

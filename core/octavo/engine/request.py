@@ -55,7 +55,9 @@ class Request:
     namespace: Namespace = field(default_factory=Namespace)
     label: Label = NO_LABEL
     length: int = 0
-    """Tokens known so far."""
+    """Tokens so far, those that are yet to arrive among them."""
+    pending: int = 0
+    """Of its last tokens, how many are being computed: the device has them sooner than the host."""
     table: BlockTable | None = None
     """Its blocks, while it runs."""
     cached_tokens: int | None = None
@@ -79,18 +81,23 @@ class Request:
 
     @property
     def known(self) -> NDArray[np.int32]:
-        """Tokens known so far: a view."""
-        return self.tokens[: self.length]
+        """Tokens that have arrived: a view."""
+        return self.tokens[: self.length - self.pending]
 
     @property
     def generated(self) -> NDArray[np.int32]:
-        """Generated tokens: a view."""
-        return self.tokens[self.prompt_length : self.length]
+        """Generated tokens that have arrived: a view."""
+        return self.tokens[self.prompt_length : self.length - self.pending]
 
     @property
     def computed(self) -> int:
         """Tokens whose keys and values are written."""
         return self.table.computed if self.table is not None else 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Has it all the tokens that it may have, the last of which is yet to arrive?"""
+        return self.length >= self.max_length
 
     @property
     def queue_seconds(self) -> float:
@@ -102,17 +109,32 @@ class Request:
         """May its prompt be taken from the cache? Not when each prompt token's logits are asked for."""
         return self.params.prompt_logprobs is None
 
-    def append(self, token: int) -> None:
-        """A generated token."""
-        if self.first_token is None:
-            self.first_token = time.perf_counter()
+    def expect(self, row: int) -> None:
+        """Its next token is what sampling row `row` of the step that was just launched will give.
+
+        Until it arrives, -1 - row stands in its place: whatever is launched next reads it there.
+        """
         if self.length == len(self.tokens):
             self.tokens = np.concatenate([self.tokens, np.empty(max(64, self.length // 2), dtype=np.int32)])
-        self.tokens[self.length] = token
+        self.tokens[self.length] = -1 - row
         self.length += 1
+        self.pending += 1
 
-    def ending(self, token: int) -> FinishReason | None:
-        """Does the sequence end with this token, just appended?"""
-        if token in self.end_ids and self.length - self.prompt_length > self.params.min_tokens:
-            return FinishReason.EOS
-        return FinishReason.LENGTH if self.length >= self.max_length else None
+    def arrive(self, token: int) -> FinishReason | None:
+        """The oldest token that it waits for. Says if the sequence ends with it: then it waits for none."""
+        if self.first_token is None:
+            self.first_token = time.perf_counter()
+        self.tokens[self.length - self.pending] = token
+        self.pending -= 1
+        length = self.length - self.pending
+        reason = FinishReason.LENGTH if length >= self.max_length else None
+        if token in self.end_ids and length - self.prompt_length > self.params.min_tokens:
+            reason = FinishReason.EOS
+        if reason is not None:
+            self.drop_pending()
+        return reason
+
+    def drop_pending(self) -> None:
+        """What is being computed for it is of no use."""
+        self.length -= self.pending
+        self.pending = 0

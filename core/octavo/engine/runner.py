@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.attention.contract import AttentionBatch
-from octavo.engine.graphs import DecodeGraphs
-from octavo.engine.sampler import Sampled, Sampler, TokenLogprobs, prompt_logprobs
+from octavo.engine.graphs import DecodeGraphs, follow
+from octavo.engine.sampler import Chosen, Sampled, Sampler, TokenLogprobs, prompt_logprobs
 from octavo.engine.step import Step
+from octavo.engine.transfer import Download, upload
 from octavo.models.bridge import AttentionGroup
 from octavo.models.capture import Forward
 
@@ -27,6 +27,21 @@ class StepResult:
     prompts: Sequence[TokenLogprobs]
 
 
+class Flight:
+    """A step that was launched: the device may still compute it."""
+
+    def __init__(self, chosen: Chosen, prompts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+        self._chosen = chosen
+        self._coming = Download([*chosen.tensors, *(tensor for prompt in prompts for tensor in prompt)])
+
+    def wait(self) -> StepResult:
+        """What came of it. Raises what went wrong on the device."""
+        arrays = self._coming.arrays()
+        own = len(self._chosen.tensors)
+        prompts = [TokenLogprobs(*arrays[start : start + 3]) for start in range(own, len(arrays), 3)]
+        return StepResult(self._chosen.sampled(arrays[:own]), prompts)
+
+
 class Runner:
     """A model whose attention layers are bound to groups, on one device."""
 
@@ -37,45 +52,61 @@ class Runner:
         self.graphs: DecodeGraphs | None = None
         """For steps that were captured, if any were."""
         self.sampler = Sampler()
+        self._last = torch.zeros(1, dtype=torch.int64, device=device)
+        """Tokens of the step that was launched last."""
+
+    def run(self, step: Step) -> StepResult:
+        """Launch a step and wait for it."""
+        return self.launch(step).wait()
 
     @torch.inference_mode()
-    def run(self, step: Step) -> StepResult:
-        """Copy blocks, compute, sample. Raises what the model, the backend or the device raises."""
+    def launch(self, step: Step) -> Flight:
+        """Copy blocks, compute, sample; waits for the device only where sampling must.
+
+        A token id of -1 - row is the one that this row of the step before has got, which only the device knows yet.
+        Raises what the model, the backend or the device raises.
+        """
         self._copy(step.copies)
-        logits = self.graphs.logits(step) if self.graphs is not None and self.graphs.takes(step) else self._logits(step)
+        if self.graphs is not None and self.graphs.takes(step):
+            logits = self.graphs.logits(step, self._last)
+        else:
+            logits = self._logits(step)
         sampling = len(step.sampling)
-        sampled = self.sampler(logits[:sampling], step.sampling, step.processors)
+        chosen = self.sampler.choose(logits[:sampling], step.sampling, step.processors)
         prompts = []
         start = sampling
         for prompt in step.prompts:
             prompts.append(prompt_logprobs(logits[start : start + prompt.tokens], prompt.next_ids, prompt.top))
             start += prompt.tokens
-        return StepResult(sampled, prompts)
+        self._last = chosen.token_ids
+        return Flight(chosen, prompts)
 
     def _logits(self, step: Step) -> Tensor:
         """[len(step.logits_of), vocab] of the packed tokens, which are one sequence to the model."""
-        batch = self._batch(step)
+        ids, positions, rows, *attended = upload(
+            [
+                step.token_ids, step.positions, step.logits_of,
+                step.query_starts, step.context_lengths, step.block_table, step.slots,
+            ],
+            self.device,
+        )  # fmt: skip
+        batch = self._batch(step, *attended)
         for group in self.groups:
             group.begin(batch)
-        ids, positions = self._tensor(step.token_ids)[None], self._tensor(step.positions)[None]
-        return self.forward(ids, positions, self._tensor(step.logits_of))[0]
+        if step.follows:
+            ids = follow(ids, self._last)
+        return self.forward(ids[None], positions[None], rows)[0]
 
-    def _batch(self, step: Step) -> AttentionBatch:
+    def _batch(self, step: Step, starts: Tensor, contexts: Tensor, table: Tensor, slots: Tensor) -> AttentionBatch:
         return AttentionBatch(
-            query_starts=self._tensor(step.query_starts),
-            context_lengths=self._tensor(step.context_lengths),
-            block_table=self._tensor(step.block_table),
-            slots=self._tensor(step.slots),
+            query_starts=starts, context_lengths=contexts, block_table=table, slots=slots,
             max_query=int(np.diff(step.query_starts).max()),
             max_context=int(step.context_lengths.max()),
             decodes=step.decodes,
-        )
+        )  # fmt: skip
 
     def _copy(self, copies: NDArray[np.int64]) -> None:
         if copies.size:
-            sources, targets = self._tensor(copies[:, 0].copy()), self._tensor(copies[:, 1].copy())
+            sources, targets = upload([copies[:, 0].copy(), copies[:, 1].copy()], self.device)
             for group in self.groups:
                 group.backend.layout.copy_blocks(group.cache, sources, targets)
-
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.device)

@@ -2,24 +2,23 @@
 
 The steps, in order: logit biases and bans; repetition, frequency and presence penalties; logits processors. Then the
 argmax, or for rows that draw: temperature, top-k, top-p, min-p, typical-p, and one draw by inverse CDF.
-
-A filter never cuts between tokens of equal logits: all that tie with the last one kept are kept. So what is kept does
-not depend on how a sort orders ties, which are common in 16-bit logits, nor on what else is in the batch.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from octavo.engine.drawing import PlainDraw, inverse_cdf
 from octavo.engine.sampling_batch import Floats, Integers, SamplingBatch, TokenEntries
+from octavo.engine.sampling_filters import apply_filters
+from octavo.engine.transfer import upload
 from octavo.hooks import LogitsProcessor
 
-_LEADING = 256  # likeliest tokens among which a nucleus is sought before the whole vocabulary is sorted
-_SPAN = 256  # tokens whose weights are summed before the one that a draw falls on is sought among them
 _LOGPROB_ROWS = 256  # rows whose logits are held in float32 at once
 
 
@@ -47,8 +46,46 @@ class Sampled:
     """Rows whose logits processor raised: their token means nothing."""
 
 
+@dataclass(slots=True)
+class Chosen:
+    """As `Sampled`, on the device: nothing has waited for it."""
+
+    token_ids: Tensor
+    """int64 [rows]."""
+    rows: int
+    asked: Integers
+    """Rows that want log-probabilities, int64."""
+    wanted: Integers
+    """How many of the likeliest tokens each of them wants."""
+    logprobs: tuple[Tensor, Tensor, Tensor] | None = None
+    """Of those rows, as `TokenLogprobs`."""
+    failed: dict[int, BaseException] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that the host is told."""
+        return [self.token_ids, *(self.logprobs or ())]
+
+    def sampled(self, arrays: Sequence[npt.NDArray[Any]]) -> Sampled:
+        """`tensors`, which have come to the host."""
+        if self.logprobs is None:
+            return Sampled(arrays[0], failed=self.failed)
+        token_ids, asked_logprobs, asked_ids, asked_top = arrays
+        logprobs = np.full(self.rows, np.nan, dtype=np.float32)
+        logprobs[self.asked] = asked_logprobs
+        top_ids = [np.empty(0, dtype=np.int64)] * self.rows
+        top_logprobs = [np.empty(0, dtype=np.float32)] * self.rows
+        for at, (row, count) in enumerate(zip(self.asked, self.wanted, strict=True)):
+            top_ids[row], top_logprobs[row] = asked_ids[at, :count], asked_top[at, :count]
+        return Sampled(token_ids, logprobs, top_ids, top_logprobs, self.failed)
+
+
 class Sampler:
     """Chooses one token a row."""
+
+    def __init__(self, draw: PlainDraw | None = None) -> None:
+        """`draw`: for batches in which no row wants more than a temperature; None: as the others."""
+        self.draw = draw
 
     def __call__(
         self,
@@ -56,7 +93,17 @@ class Sampler:
         batch: SamplingBatch,
         processors: Sequence[tuple[int, LogitsProcessor, Sequence[int]]] = (),
     ) -> Sampled:
-        """Choose from logits [rows, vocab] of any float dtype, which stay as they are; the answer is on the host.
+        """As `choose`; the answer is on the host."""
+        chosen = self.choose(logits, batch, processors)
+        return chosen.sampled([tensor.numpy(force=True) for tensor in chosen.tensors])
+
+    def choose(
+        self,
+        logits: Tensor,
+        batch: SamplingBatch,
+        processors: Sequence[tuple[int, LogitsProcessor, Sequence[int]]] = (),
+    ) -> Chosen:
+        """Choose from logits [rows, vocab] of any float dtype, which stay as they are.
 
         processors: (row, processor, the row's output ids). Log-probabilities are the model's own: the log-softmax in
         float32 of the unmodified logits. Temperature, penalties, filters and bans do not show in them. A row of NaN
@@ -64,29 +111,49 @@ class Sampler:
         """
         if logits.shape[0] != len(batch):
             raise ValueError(f"{logits.shape[0]} rows of logits for a batch of {len(batch)}: give one row per sequence")
-        if batch.argmax_only and not processors:
-            return Sampled(logits.argmax(-1).numpy(force=True))
         failed: dict[int, BaseException] = {}
+        asked = np.flatnonzero(batch.top_logprobs >= 0)
+        chosen = Chosen(
+            self._tokens(logits, batch, processors, failed), len(batch), asked, batch.top_logprobs[asked], failed=failed
+        )
+        if asked.size:
+            index = _tensor(asked, logits.device)
+            asking = logits.index_select(0, index)
+            chosen.logprobs = _token_logprobs(asking, chosen.token_ids[index], int(chosen.wanted.max()))
+        return chosen
+
+    def _tokens(
+        self,
+        logits: Tensor,
+        batch: SamplingBatch,
+        processors: Sequence[tuple[int, LogitsProcessor, Sequence[int]]],
+        failed: dict[int, BaseException],
+    ) -> Tensor:
+        """int64 [rows]."""
+        if batch.argmax_only and not processors:
+            return logits.argmax(-1)
+        if self.draw is not None and batch.temperature_only and not processors:
+            temperature, uniforms = upload([batch.temperature.astype(np.float32), batch.uniforms], logits.device)
+            return self.draw(logits, temperature, uniforms)
         scores = _modified(logits, batch, processors, failed)
         chosen = scores.argmax(-1)
         drawing = np.flatnonzero(batch.temperature > 0)
         if drawing.size:
             index = _tensor(drawing, logits.device)
             chosen[index] = _draw(scores.index_select(0, index), batch, drawing)
-        sampled = _sampled(logits, chosen, batch)
-        sampled.failed = failed
-        return sampled
+        return chosen
 
 
-def prompt_logprobs(logits: Tensor, next_token_ids: Integers, k: int) -> TokenLogprobs:
+def prompt_logprobs(logits: Tensor, next_token_ids: Integers, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities of the prompt tokens that follow each position, under the model's raw distribution.
 
-    logits [tokens, vocab] of any float dtype, next_token_ids int64 [tokens]; k: how many of the likeliest to add.
+    logits [tokens, vocab] of any float dtype, next_token_ids int64 [tokens]; k: how many of the likeliest to add. What
+    comes is a `TokenLogprobs` on the device.
     """
     return _token_logprobs(logits, _tensor(next_token_ids, logits.device), k)
 
 
-def _token_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> TokenLogprobs:
+def _token_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """A few rows at a time: a whole prompt's logits in float32 would be the step's largest allocation by far."""
     k = min(k, logits.shape[-1])
     parts = []
@@ -95,25 +162,8 @@ def _token_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> TokenLogprobs:
         logprobs = logits[rows].float().log_softmax(-1)
         top = logprobs.topk(k)
         parts.append((logprobs.gather(-1, token_ids[rows, None])[:, 0], top.indices, top.values))
-    return TokenLogprobs(*(torch.cat(column).numpy(force=True) for column in zip(*parts, strict=True)))
-
-
-def _sampled(logits: Tensor, chosen: Tensor, batch: SamplingBatch) -> Sampled:
-    """`chosen` with log-probabilities for the rows that want them."""
-    token_ids: Integers = chosen.numpy(force=True)
-    asking = np.flatnonzero(batch.top_logprobs >= 0)
-    if not asking.size:
-        return Sampled(token_ids)
-    index = _tensor(asking, logits.device)
-    found = _token_logprobs(logits.index_select(0, index), chosen[index], int(batch.top_logprobs.max()))
-    logprobs = np.full(len(batch), np.nan, dtype=np.float32)
-    logprobs[asking] = found.logprobs
-    top_ids = [np.empty(0, dtype=np.int64)] * len(batch)
-    top_logprobs = [np.empty(0, dtype=np.float32)] * len(batch)
-    for at, row in enumerate(asking):
-        top_ids[row] = found.top_token_ids[at, : batch.top_logprobs[row]]
-        top_logprobs[row] = found.top_logprobs[at, : batch.top_logprobs[row]]
-    return Sampled(token_ids, logprobs, top_ids, top_logprobs)
+    chosen, ids, values = (torch.cat(column) for column in zip(*parts, strict=True))
+    return chosen, ids, values
 
 
 def _modified(
@@ -168,96 +218,8 @@ def _draw(scores: Tensor, batch: SamplingBatch, rows: Integers) -> Tensor:
     """One token id for each row of scores [rows, vocab] float32, which are overwritten."""
     temperature = np.maximum(batch.temperature[rows], np.finfo(np.float32).tiny)
     weights = scores.sub_(scores.amax(-1, keepdim=True)).div_(_column(temperature, scores.device)).exp_()
-    _filter(weights, batch, rows)
-    return _inverse_cdf(weights, _tensor(batch.uniforms[rows], scores.device))
-
-
-def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The index in each row of weights [rows, vocab] at which its uniform [rows] falls: first the span, then in it."""
-    vocab = weights.shape[-1]
-    whole = vocab - vocab % _SPAN
-    spans = weights[:, :whole].view(len(weights), whole // _SPAN, _SPAN).sum(-1)
-    sums = torch.cat([spans, weights[:, whole:].sum(-1, keepdim=True)], -1)
-    span, within = _locate(sums, uniforms)
-    members = span[:, None] * _SPAN + torch.arange(_SPAN, device=weights.device)
-    inside = weights.gather(-1, members.clamp(max=vocab - 1)).masked_fill_(members >= vocab, 0)
-    return (span * _SPAN + _locate(inside, within)[0]).clamp_(max=vocab - 1)
-
-
-def _locate(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The index at which a uniform falls, and how far into that weight, again from 0 to 1: both [rows].
-
-    In float64: in float32 the rarest tokens of a large vocabulary would never come. A uniform of at most 1 - 2**-53
-    stays below the total when it is multiplied, so what it falls on has some weight.
-    """
-    cumulative = weights.double().cumsum_(-1)
-    target = uniforms[:, None] * cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, target, right=True).clamp_(max=weights.shape[-1] - 1)
-    within = 1 - (cumulative.gather(-1, index) - target) / weights.gather(-1, index)
-    return index[:, 0], within[:, 0].clamp_(min=0)
-
-
-def _filter(weights: Tensor, batch: SamplingBatch, rows: Integers) -> None:
-    """Zero what the rows' filters leave out; weights are probabilities scaled to make each row's largest 1."""
-    vocab = weights.shape[-1]
-    top_k, top_p = np.where(batch.top_k[rows] == 0, vocab, batch.top_k[rows]), batch.top_p[rows]
-    ranked = np.flatnonzero((top_k < vocab) | (top_p < 1))
-    if ranked.size:
-        index = _tensor(ranked, weights.device)
-        weights.index_copy_(0, index, _likeliest(weights.index_select(0, index), top_k[ranked], top_p[ranked]))
-    min_p = batch.min_p[rows]
-    if min_p.any():
-        weights.masked_fill_(weights < _column(min_p, weights.device), 0)
-    typical_p = batch.typical_p[rows]
-    typical = np.flatnonzero(typical_p < 1)
-    if typical.size:
-        index = _tensor(typical, weights.device)
-        weights.index_copy_(0, index, _typical(weights.index_select(0, index), typical_p[typical]))
-
-
-def _likeliest(weights: Tensor, top_k: Integers, top_p: Floats) -> Tensor:
-    """Apply top-k, then top-p to what it left; only rows whose nucleus reaches past the leading weights are sorted."""
-    vocab = weights.shape[-1]
-    limited = top_k < vocab
-    width = min(vocab, max(int(top_k[limited].max(initial=1)), _LEADING if (top_p < 1).any() else 1))
-    leading = weights.topk(width).values
-    if limited.any():
-        kth = leading.gather(-1, _tensor(np.minimum(top_k, width) - 1, weights.device)[:, None])
-        kth.masked_fill_(_tensor(~limited, weights.device)[:, None], 0)
-        weights.masked_fill_(weights < kth, 0)
-    if (top_p == 1).all():
-        return weights
-    mass = weights.sum(-1, keepdim=True) * _tensor(top_p, weights.device)[:, None]
-    smallest = _nucleus_edge(leading, mass)
-    beyond = (leading.sum(-1, keepdim=True) < mass)[:, 0].nonzero()[:, 0]
-    if beyond.numel():
-        smallest[beyond] = _nucleus_edge(_descending(weights[beyond]), mass[beyond])
-    return weights.masked_fill_(weights < smallest, 0)
-
-
-def _nucleus_edge(descending: Tensor, mass: Tensor) -> Tensor:
-    """The smallest weight [rows, 1] among the fewest leading ones that hold `mass` [rows, 1]."""
-    last = torch.searchsorted(descending.double().cumsum_(-1), mass)
-    return descending.gather(-1, last.clamp_(max=descending.shape[-1] - 1))
-
-
-def _descending(weights: Tensor) -> Tensor:
-    if weights.device.type == "cpu":  # numpy's vectorised sort takes a tenth of the time of torch's, which sorts pairs
-        return torch.from_numpy(np.sort(weights.numpy(), axis=-1)).flip(-1)
-    return weights.sort(descending=True).values
-
-
-def _typical(weights: Tensor, typical_p: Floats) -> Tensor:
-    """Apply locally typical sampling (arXiv 2202.00666): information closest to the entropy first."""
-    probabilities = weights.double()
-    probabilities /= probabilities.sum(-1, keepdim=True)
-    entropy = torch.special.entr(probabilities).sum(-1, keepdim=True)
-    distance = (probabilities.log() + entropy).abs()
-    ascending, order = distance.sort(-1)
-    reached = probabilities.gather(-1, order).cumsum(-1)
-    needed = (reached < _tensor(typical_p, weights.device)[:, None]).sum(-1, keepdim=True)
-    farthest = ascending.gather(-1, needed.clamp_(max=weights.shape[-1] - 1))
-    return weights.masked_fill_(distance > farthest, 0)
+    apply_filters(weights, batch, rows)
+    return inverse_cdf(weights, _tensor(batch.uniforms[rows], scores.device))
 
 
 def _entries(entries: TokenEntries, scores: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:

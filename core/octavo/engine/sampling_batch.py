@@ -70,6 +70,12 @@ class SamplingBatch:
     def __len__(self) -> int:
         return len(self.temperature)
 
+    @property
+    def temperature_only(self) -> bool:
+        """Does no row want more than a temperature, but for log-probabilities?"""
+        filtered = self.top_k.any() or self.min_p.any() or (self.top_p < 1).any() or (self.typical_p < 1).any()
+        return not (filtered or self.biases.rows.size or self.penalised.size)
+
 
 def uniform(sequence_seed: int, position: int) -> float:
     """The `position`-th double in [0, 1) of the Philox 4x64 stream (Salmon et al., SC'11) with this key."""

@@ -60,11 +60,13 @@ class ScheduledRow:
     request: Request
     start: int
     count: int
+    samples: bool
+    """Do these tokens reach the end of what it has, so that the next one is sampled?"""
 
-    @property
-    def samples(self) -> bool:
-        """Do these tokens reach the end of what is known, so that the next one is sampled?"""
-        return self.start + self.count == self.request.length
+    @classmethod
+    def of(cls, request: Request, start: int, count: int) -> ScheduledRow:
+        """As the request stands now."""
+        return cls(request, start, count, start + count == request.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +136,13 @@ class Scheduler:
         position = 0
         while position < len(self.running):
             request = self.running[position]
-            left = request.length - request.computed
+            left = 0 if request.is_complete else request.length - request.computed
             count = left if left == 1 else min(left, budget)
             if count and not self._grow(request, count):
                 self._preempt(self.running[-1])
                 continue
             if count:
-                rows.append(ScheduledRow(request, request.computed, count))
+                rows.append(ScheduledRow.of(request, request.computed, count))
                 budget -= count if left > 1 else 0
             position += 1
         return rows, budget
@@ -179,7 +181,7 @@ class Scheduler:
         self.waiting.remove(request)
         bisect.insort(self.running, request, key=_ID)
         self._waited = 0
-        return ScheduledRow(request, table.computed, count)
+        return ScheduledRow.of(request, table.computed, count)
 
     def _patience(self) -> bool:
         """Do newcomers wait a little more, so that those that decode are interrupted less often?"""
@@ -215,6 +217,7 @@ class Scheduler:
         return self.kv.grow(request.table, request.computed + count + self.limits.spare_slots)
 
     def _preempt(self, request: Request) -> None:
+        assert not request.pending, "nobody runs ahead where requests may be preempted"
         self.preemptions += 1
         request.preemptions += 1
         self._stop(request)
@@ -225,21 +228,37 @@ class Scheduler:
         self._release(request, insert)
 
     def _release(self, request: Request, insert: bool = True) -> None:
-        assert request.table is not None, "a running request has a table"
-        self.kv.release(request.table, request.known, insert)
+        table = request.table
+        assert table is not None, "a running request has a table"
+        request.drop_pending()
+        table.computed = min(table.computed, request.length)
+        self.kv.release(table, request.known, insert)
         request.table = None
 
-    def complete(self, row: ScheduledRow, token: int | None) -> FinishReason | None:
-        """A row's keys and values are written, and its next token sampled if it was due. Says if the request ended."""
-        request, table = row.request, row.request.table
-        assert table is not None, "a scheduled request has a table"
-        table.computed = row.start + row.count
-        if table.computed <= request.prompt_length or row.count > 1:
-            self.kv.commit(table, request.known)
-        if token is None:
-            return None
-        request.append(token)
-        reason = request.ending(token)
+    def may_run_ahead(self) -> bool:
+        """Is there surely a block for whatever may run next, so that no request must be preempted?
+
+        A request whose last token is yet to arrive cannot be: nobody could say what is to be computed again.
+        """
+        most = len(self.running) + blocks_for_tokens(self.limits.max_batch_prefill_tokens, self.kv.block_size)
+        return self.kv.available >= most
+
+    def launched(self, schedule: Schedule) -> None:
+        """The rows are being computed: what is launched next comes after them."""
+        sampling = 0
+        for row in schedule.rows:
+            request, table = row.request, row.request.table
+            assert table is not None, "a scheduled request has a table"
+            table.computed = row.start + row.count
+            if table.computed <= request.prompt_length or row.count > 1:
+                self.kv.commit(table, request.known)
+            if row.samples:
+                request.expect(sampling)
+                sampling += 1
+
+    def arrived(self, request: Request, token: int) -> FinishReason | None:
+        """The next token of a request that waits for one. Says if the request ended."""
+        reason = request.arrive(token)
         if reason is not None:
             self._stop(request)
         return reason

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _USUAL_ROWS = 256
 """Sequences at once without `MAX_BATCH_SIZE`: requests may have several, and `octavo.LLM` limits none."""
+_CHUNK, _CHUNK_OF_GPUS = 4096, 8192
+"""Prompt tokens of a step without `MAX_BATCH_PREFILL_TOKENS`. A GPU takes them in less time than a CPU takes a few."""
 CPU_SHARE = 0.25
 """Of the free host memory that the cache may take when the user names no size: the machine has others to serve."""
 
@@ -55,10 +57,23 @@ class Room:
             source = settings.sources.get("max_batch_total_tokens", "argument")
             raise SettingsError(
                 f"max_batch_total_tokens is {settings.max_batch_total_tokens} ({source}): that cache needs "
-                f"{num_blocks * self.block_bytes} bytes, {self.free} are free on {self.device} and a step takes up to "
-                f"{self.activations + self.graphs} of them; give at most {max(most, 0)}"
+                f"{num_blocks * self.block_bytes} bytes, {self.free} are free on {self.device}{_share(settings)} and a "
+                f"step takes up to {self.activations + self.graphs} of them; give at most {max(most, 0)}"
             )
         return num_blocks
+
+
+def limit_memory(device: Device, settings: Settings) -> None:
+    """Hold the process to CUDA_MEMORY_FRACTION, before it takes any memory of the device."""
+    fraction = settings.cuda_memory_fraction
+    if not device.limit(fraction) and fraction < 1:
+        logger.warning("cuda_memory_fraction is %g and has no effect: %s has no such limit", fraction, device.name)
+
+
+def _share(settings: Settings) -> str:
+    """Behind the memory that is free, where the user has left a part of it to others."""
+    fraction = settings.cuda_memory_fraction
+    return "" if fraction == 1 else f" (cuda_memory_fraction is {fraction:g})"
 
 
 def measured(
@@ -78,7 +93,7 @@ def measured(
     except torch.OutOfMemoryError as error:
         raise SettingsError(
             f"a step of {worst.prompt_tokens} prompt tokens and {worst.rows} requests that decode does not fit into "
-            f"the memory of {device.name}: lower max_batch_prefill_tokens or max_batch_size"
+            f"the memory of {device.name}{_share(settings)}: lower max_batch_prefill_tokens or max_batch_size"
         ) from error
     except Exception as error:  # what cannot be computed is told to the requests that want it
         logger.warning("no memory is kept free for a step: the one to measure failed: %s", error)
@@ -88,11 +103,9 @@ def measured(
 
 def graph_sizes(settings: Settings) -> list[int]:
     """Rows for which decode steps are captured, ascending; none where the user wants none."""
-    if settings.cuda_graphs is None:
-        return []
-    if settings.cuda_graphs == "auto":
+    if settings.cuda_graphs in (None, "auto"):
         return ladder(settings.max_batch_size or max(settings.max_concurrent_requests, _USUAL_ROWS))
-    return sorted({int(size) for size in settings.cuda_graphs.split(",")} - {0})
+    return sorted({int(size) for size in str(settings.cuda_graphs).split(",")} - {0})
 
 
 def limits_of(settings: Settings, selection: Selection, room: Room, num_blocks: int, max_position: int) -> Limits:
@@ -106,7 +119,8 @@ def limits_of(settings: Settings, selection: Selection, room: Room, num_blocks: 
         )
         raise SettingsError(
             f"the cache has room for {max(num_blocks, 0)} blocks of {room.block_size} tokens, {room.block_bytes} bytes "
-            f"each, and one is reserved: raise max_batch_total_tokens, or free memory{less if room.activations else ''}"
+            f"each, and one is reserved: raise max_batch_total_tokens, or free memory{_share(settings)}"
+            f"{less if room.activations else ''}"
         )
     model_limit = max_position or capacity
     total = settings.max_total_tokens or min(model_limit, capacity)
@@ -114,7 +128,7 @@ def limits_of(settings: Settings, selection: Selection, room: Room, num_blocks: 
         raise SettingsError(f"max_total_tokens is {total}, the model takes at most {model_limit} positions: lower it")
     if reason := refusal(num_blocks, room.block_size, room.block_bytes, total + spare):
         raise SettingsError(reason)
-    chunk = settings.max_batch_prefill_tokens
+    chunk = settings.max_batch_prefill_tokens or (_CHUNK if room.device == "cpu" else _CHUNK_OF_GPUS)
     if not selection.capabilities.prefix_caching:
         chunk = max(chunk, total)
     return Limits(

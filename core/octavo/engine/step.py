@@ -33,7 +33,7 @@ class Step:
     """One packed forward and the sampling behind it. All arrays are int64 unless said otherwise."""
 
     token_ids: NDArray[np.int64]
-    """[tokens], the rows one after another, rows of one token first."""
+    """[tokens], the rows one after another, rows of one token first. -1 - row: what that row of the step before got."""
     positions: NDArray[np.int64]
     slots: NDArray[np.int64]
     query_starts: NDArray[np.int32]
@@ -51,6 +51,11 @@ class Step:
     prompts: Sequence[PromptRow]
     processors: Sequence[tuple[int, LogitsProcessor, Sequence[int]]]
     """(sampling row, processor, generated tokens)."""
+
+    @property
+    def follows(self) -> bool:
+        """Does it begin with tokens that the host does not know yet?"""
+        return bool((self.token_ids < 0).any())
 
 
 @dataclass(slots=True)

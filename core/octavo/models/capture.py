@@ -78,15 +78,22 @@ class Capture:
     output: fx.Node
 
 
-def eager(model: PreTrainedModel) -> Forward:
+class Eager:
     """The model as transformers runs it."""
 
-    def forward(ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        output = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def __call__(self, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        """As Forward."""
+        output = self._model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
         logits: Tensor = output.logits
         return logits
 
-    return forward
+
+def eager(model: PreTrainedModel) -> Forward:
+    """The model as transformers runs it."""
+    return Eager(model)
 
 
 def capture(model: PreTrainedModel) -> Capture:

@@ -1,8 +1,8 @@
 """A captured model, its pieces compiled: straight from kernel to kernel, with attention called between them.
 
 Each distinct piece is compiled twice: for one token, the most frequent step of a lone request, with all sizes known;
-and for any greater number of tokens. What remains, such as a last piece for a number of rows that varies, runs as
-recorded.
+and for any greater number of tokens. What remains, such as a last piece for a number of rows that varies on a CPU,
+runs as recorded.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,12 +34,13 @@ class CompileFailed(RuntimeError):
 def compiled(model: PreTrainedModel) -> Forward:
     """Capture and compile a model whose layers are bound. Takes seconds. Raises NotCapturable or CompileFailed."""
     recorded = capture(model)
-    tokens = recorded.tokens[0].meta["val"].shape[1].node.expr
+    tokens, rows = (recorded.tokens[at].meta["val"].shape[-1].node.expr for at in (0, 2))
+    on_gpu = _on_gpu(model)
     try:
         with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
             warnings.simplefilter("ignore")  # the compiler's, about itself
-            one = _Program.of(recorded, _compile_for_one)
-            many = _Program.of(recorded, lambda piece: _compile_for_many(piece, tokens))
+            one = _Program.of(recorded, partial(_compile_for_one, tuned=on_gpu))
+            many = _Program.of(recorded, partial(_compile_for_many, tokens=tokens, rows=rows if on_gpu else None))
     except Exception as error:
         # The compiler has no class of its own for what can go wrong in it.
         raise CompileFailed(" ".join(str(error).split())[:300]) from error
@@ -51,6 +53,11 @@ def compiled(model: PreTrainedModel) -> Forward:
         return (one if len(rows) == 1 else plain)(ids, positions, rows)
 
     return forward
+
+
+def _on_gpu(model: PreTrainedModel) -> bool:
+    """There each kernel that is not launched counts; on a CPU the last piece is one product and little else."""
+    return model.device.type != "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +124,41 @@ def _as_recorded(piece: Piece) -> Callable[..., Any]:
     return fx.GraphModule(nn.Module(), piece.graph).forward
 
 
-def _compile_for_many(piece: Piece, tokens: Any) -> Callable[..., Any]:
-    """For two tokens and more. Where another size is unknown too, which may be 0 or 1, nothing is compiled."""
-    if symbols(piece) != {tokens}:
+def _compile_for_many(piece: Piece, tokens: Any, rows: Any) -> Callable[..., Any]:
+    """For two tokens and more, and for two rows of logits and more, if that size is given.
+
+    Where another size is unknown, nothing is compiled; nor for 0 or 1 rows, whose kernels would be for no other number.
+    """
+    sizes = symbols(piece)
+    if sizes == {tokens}:
+        return _inductor(piece, _stand_ins(piece), "from_graph")
+    if rows is None or sizes != {tokens, rows}:
         return _as_recorded(piece)
+    several, recorded = _inductor(piece, _stand_ins(piece), "from_graph"), _as_recorded(piece)
+    place = next(at for at, value in enumerate(piece.placeholders) if _sizes_of(value) == {rows})
+
+    def last(*values: Any) -> Any:
+        return (several if len(values[place]) > 1 else recorded)(*values)
+
+    return last
+
+
+def _sizes_of(value: Any) -> set[Any]:
+    """The unknown sizes of one value."""
+    return {size.node.expr for size in getattr(value, "shape", ()) if isinstance(size, torch.SymInt)}
+
+
+def _stand_ins(piece: Piece) -> list[Any]:
     (mode,) = {value.fake_mode for value in piece.placeholders if isinstance(value, FakeTensor)}
-    arguments = [_stand_in(value, mode) for value in piece.placeholders]
-    return _inductor(piece, arguments, "from_graph")
+    return [_stand_in(value, mode) for value in piece.placeholders]
 
 
-def _compile_for_one(piece: Piece) -> Callable[..., Any]:
-    """For one token and one row of logits: all sizes are 1."""
+def _compile_for_one(piece: Piece, tuned: bool) -> Callable[..., Any]:
+    """For one token and one row of logits: all sizes are 1.
+
+    tuned: a GPU's products of one row wait for the weights. As kernels that the compiler writes and tunes, together
+    with what stands before and behind them, they come closer to what the memory gives than a library's.
+    """
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
         arguments = [
@@ -136,7 +167,7 @@ def _compile_for_one(piece: Piece) -> Callable[..., Any]:
             else value
             for value in piece.placeholders
         ]
-    return _inductor(piece, [_stand_in(value, mode) for value in arguments], "from_example_inputs")
+    return _inductor(piece, [_stand_in(value, mode) for value in arguments], "from_example_inputs", tuned)
 
 
 def _sizes(lengths: Sequence[int | torch.SymInt]) -> list[int]:
@@ -154,8 +185,8 @@ def _stand_in(value: Tensor, mode: FakeTensorMode) -> Tensor:
     return value if isinstance(value, FakeTensor) else mode.from_tensor(value, static_shapes=True)
 
 
-def _inductor(piece: Piece, arguments: list[Any], shapes: Any) -> Callable[..., Any]:
+def _inductor(piece: Piece, arguments: list[Any], shapes: Any, tuned: bool = False) -> Callable[..., Any]:
     module = fx.GraphModule(nn.Module(), piece.graph)
     # In this process: helpers of the compiler would stay, with a PyTorch of their own in memory.
-    with torch._inductor.config.patch(compile_threads=1):
+    with torch._inductor.config.patch(compile_threads=1, coordinate_descent_tuning=tuned):
         return standalone_compile(module, arguments, dynamic_shapes=shapes)

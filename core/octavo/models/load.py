@@ -2,7 +2,7 @@
 
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -93,7 +93,12 @@ def load(
 def load_tokenizer(
     model: str | Path, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model alone, as `load` finds it; None if the checkpoint has none. Raises `ModelNotFound`."""
+    """The tokenizer of a model alone, as `load` finds it; None if the checkpoint has none. Raises `ModelNotFound`.
+
+    A file with a configuration, of which `load_random` makes a model, has none either.
+    """
+    if Path(model).suffix == ".json":
+        return None
     source = _find(model, {"revision": revision, "trust_remote_code": trust_remote_code})
     with quiet(progress=False, hide_stderr=source.gguf_file is not None):
         return _read_tokenizer(source)[0]
@@ -102,29 +107,48 @@ def load_tokenizer(
 def load_random(
     config: PreTrainedConfig | str | Path,
     *,
-    dtype: torch.dtype,
+    dtype: torch.dtype | str = "auto",
     device: torch.device | str = "cpu",
     seed: int = 0,
+    trust_remote_code: bool = False,
     attention: str = ATTENTION_NAME,
 ) -> LoadedModel:
     """Build a model with random weights from a configuration, or from the folder or file that has it.
 
-    It has no tokenizer, and no token ends its generation: what benchmarks need of a model that is not at hand.
+    The weights are drawn where they stay: the same for the same seed, device and dtype. No token ends generation: what
+    benchmarks need of a model that is not at hand. A folder's tokenizer is read if there is one. `dtype` as in `load`.
+    Raises `ModelNotFound` or `UnsupportedModel`.
     """
+    options, tokenizer, where = {"revision": None, "trust_remote_code": trust_remote_code}, None, torch.device(device)
     with quiet(progress=False):
-        built = (
-            config
-            if isinstance(config, PreTrainedConfig)
-            else cast(PreTrainedConfig, AutoConfig.from_pretrained(config))
-        )
-        source = _Source(built.name_or_path or built.model_type, None, {})
+        if isinstance(config, PreTrainedConfig):
+            built, source = config, _Source(config.name_or_path or config.model_type, None, options)
+        else:
+            source = _Source(str(configuration_at(config)), None, options)
+            built = _read_config(source)
+            tokenizer = _read_tokenizer(source)[0] if Path(source.location).is_dir() else None
         _refuse_unsupported(built, source)
-        with torch.random.fork_rng(), torch.device(device):
+        wanted = (built.dtype or torch.float32) if dtype == "auto" else dtype
+        generators = [] if where.type == "cpu" else [where]
+        with torch.random.fork_rng(generators, device_type=where.type), where:
             torch.manual_seed(seed)
             auto: Any = AutoModelForCausalLM
-            model = auto.from_config(built, dtype=dtype, attn_implementation=attention).eval()
+            model = auto.from_config(
+                built, dtype=wanted, attn_implementation=attention, trust_remote_code=trust_remote_code
+            ).eval()
     model.generation_config.eos_token_id = model.config.eos_token_id = None
-    return _describe(model, None, frozenset(), source.location)
+    return replace(_describe(model, None, frozenset(), source.location), tokenizer=tokenizer)
+
+
+def configuration_at(model: str | Path) -> Path:
+    """The folder or the file, as what has a configuration for `load_random`. Raises `ModelNotFound`."""
+    path = Path(model).expanduser()
+    if not (path / "config.json" if path.is_dir() else path).is_file() or path.suffix == ".gguf":
+        raise ModelNotFound(
+            f"there is no configuration at {path.absolute()}, and random weights (load_format dummy) need one at hand: "
+            "give a folder with config.json, or a file such as this"
+        )
+    return path
 
 
 def _find(model: str | Path, options: dict[str, Any]) -> _Source:
@@ -160,7 +184,7 @@ def _read_config(source: _Source) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(source.location, gguf_file=source.gguf_file, **source.options)
         return cast(PreTrainedConfig, config)
     except OSError as error:
-        if Path(source.location).is_dir():
+        if Path(source.location).exists():
             raise
         raise ModelNotFound(
             f"there is no folder {Path(source.location).absolute()}, and the hub's {source.location} could not be had "

@@ -1,4 +1,4 @@
-"""Linear layers as a CPU multiplies them fastest: weights reordered once, projections of one input merged.
+"""Linear layers as a device multiplies them fastest: projections of one input merged; on a CPU, weights reordered once.
 
 oneDNN multiplies rows by a weight in its own blocked order about twice as fast as by one that lies row by row. A few
 rows, what a few requests decode, wait for the memory that the weights come from; so they have a product of their own,
@@ -124,8 +124,8 @@ class MergedLinear:
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         biases = [bias.detach() for bias in (_bias(linear) for linear in linears) if bias is not None]
         self.sizes = [linear.out_features for linear in linears]
-        weight = torch.cat([linear.weight.detach() for linear in linears])
-        self.linear = PackedLinear(weight, torch.cat(biases) if biases else None)
+        weight, bias = torch.cat([linear.weight.detach() for linear in linears]), torch.cat(biases) if biases else None
+        self.linear = PackedLinear(weight, bias) if _packable(linears[0]) else _plain(weight, bias)
         self._input: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
         self._left = 0
@@ -155,17 +155,15 @@ class MergedPart(nn.Module):
 
 
 def pack(model: nn.Module) -> int:
-    """Replace the linear layers of a float32 model on a CPU by packed ones; says how many.
+    """Merge projections of one input, and on a CPU pack the linear layers of a float32 model; says how many changed.
 
-    Their own weights are let go, but for one that an embedding shares: that one is held twice.
+    Their own weights are let go, but for one that an embedding shares: a CPU holds that one twice.
     """
     replaced = 0
-    if not torch.backends.mkldnn.is_available():
-        return replaced
     for parent in list(model.modules()):
         for names in SIBLINGS:
             linears = [getattr(parent, name, None) for name in names]
-            if all(_packable(linear) for linear in linears) and _alike(linears):
+            if all(_mergeable(linear) for linear in linears) and _alike(linears):
                 merged = MergedLinear(linears)  # type: ignore[arg-type]
                 for index, name in enumerate(names):
                     setattr(parent, name, MergedPart(merged, index))
@@ -179,21 +177,34 @@ def pack(model: nn.Module) -> int:
 
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of a model's weights, those of packed layers among them; what is shared counts once."""
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in (*model.parameters(), *model.buffers())
-    }
-    packed = {
-        linear: linear.nbytes
-        for module in model.modules()
-        if isinstance(linear := module.merged.linear if isinstance(module, MergedPart) else module, PackedLinear)
-    }
+    merged = {module.merged.linear for module in model.modules() if isinstance(module, MergedPart)}
+    tensors = [*model.parameters(), *model.buffers(), *(tensor for linear in merged for tensor in linear.parameters())]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    replaced = [module.merged.linear if isinstance(module, MergedPart) else module for module in model.modules()]
+    packed = {linear: linear.nbytes for linear in replaced if isinstance(linear, PackedLinear)}
     return sum(storages.values()) + sum(packed.values())
 
 
-def _packable(module: object) -> bool:
+def _mergeable(module: object) -> bool:
     """A plain linear layer: a subclass (a quantized one, say) knows better how to multiply."""
-    return type(module) is nn.Linear and module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"
+    return type(module) is nn.Linear and (module.weight.device.type != "cpu" or _packable(module))
+
+
+def _packable(module: object) -> bool:
+    return (
+        type(module) is nn.Linear
+        and module.weight.dtype == torch.float32
+        and module.weight.device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+    )
+
+
+def _plain(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear
 
 
 def _bias(linear: nn.Linear) -> Tensor | None:
@@ -201,5 +212,9 @@ def _bias(linear: nn.Linear) -> Tensor | None:
 
 
 def _alike(linears: Sequence[nn.Linear | None]) -> bool:
-    shapes = {(linear.in_features, _bias(linear) is None) for linear in linears if linear is not None}
-    return len(shapes) == 1
+    kinds = {
+        (linear.in_features, _bias(linear) is None, linear.weight.dtype, linear.weight.device)
+        for linear in linears
+        if linear is not None
+    }
+    return len(kinds) == 1

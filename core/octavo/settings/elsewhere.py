@@ -12,7 +12,6 @@ _ELSEWHERE = {"ATTENTION_BACKEND": "ATTENTION", "VLLM_ATTENTION_BACKEND": "ATTEN
 """What other servers call it."""
 
 _ONE_DEVICE = "a server runs on one device: start one for each, and a balancer that keeps a client with its server"
-_MEMORY = "TGI_WIGGLE_ROOM is the cache's share of free memory, MAX_BATCH_TOTAL_TOKENS its size"
 _CONFIGURATION = "write it into the checkpoint's config.json"
 _NGROK = "run ngrok beside the server"
 _NO_WATERMARK = "answers are not watermarked"
@@ -25,8 +24,7 @@ GONE = {
     "master_port": "there are no shards to find each other",
     "quantize": "weights are not quantized while they are read: DTYPE is what they are computed in",
     "speculate": "nothing is guessed ahead: each step computes one token of a request",
-    "cuda_memory_fraction": _MEMORY,
-    "xpu_memory_fraction": _MEMORY,
+    "xpu_memory_fraction": "TGI_WIGGLE_ROOM is the cache's share of free memory, MAX_BATCH_TOTAL_TOKENS its size",
     "prefill_chunking": "prompts are computed in chunks of MAX_BATCH_PREFILL_TOKENS wherever the attention backend can",
     "enable_prefill_logprobs": "decoder_input_details works by itself",
     "disable_custom_kernels": "ATTENTION=reference is attention in plain PyTorch, COMPILE=0 the model as it is",
@@ -51,6 +49,8 @@ GONE = {
 
 _ALSO_OF_OTHERS = frozenset({"env", "huggingface_hub_cache", "master_addr", "master_port"})
 """Those whose variables other programs read: that they are set says nothing."""
+_NO_MISTAKE = frozenset({"LOG_FORMAT"})
+"""Variables of other programs that only look like one of ours (LOAD_FORMAT)."""
 
 
 def without_effect(environment: Mapping[str, str], settings: Collection[str]) -> Iterator[str]:
@@ -74,7 +74,7 @@ def misspelt_variables(environment: Mapping[str, str], settings: Collection[str]
     right = {name.upper() for name in (*settings, *FORMER_NAMES)}
     long_enough = [name for name in right if len(name) >= 8]
     for name in sorted(environment):
-        if name.upper() in right or name.lower() in GONE:
+        if name.upper() in right | _NO_MISTAKE or name.lower() in GONE:
             continue
         bare = name.upper().removeprefix("OCTAVO_").removeprefix("TGI_").removeprefix("VLLM_")
         close = difflib.get_close_matches(bare, long_enough, n=1, cutoff=0.84)

@@ -27,11 +27,22 @@ class Model(SettingsGroup):
         "auto",
         description="Of weights and activations. auto: the checkpoint's, float32 on a CPU.",
     )
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto",
+        description="Where weights come from. auto: the checkpoint. dummy: they are drawn at random for the "
+        "configuration in a folder or a file; no weights are read. For benchmarks.",
+    )
     device: str = Field("auto", description="cpu, cuda, rocm, xpu, or a plugin's. auto: the best that is available.")
+    cuda_memory_fraction: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of a GPU's memory that octavo may take: weights, activations, graphs and cache together.",
+    )
     compile: bool | None = Field(
         None,
         description="Compile the model: faster steps, for a start that takes seconds longer. Needs a C++ compiler. "
-        "Unset: on a CPU, where there is one and the model can be compiled; octavo generate only if told to.",
+        "Unset: where there is one, or Triton for a GPU, and the model can be compiled; octavo generate if told to.",
     )
 
 
@@ -96,15 +107,16 @@ class Batching(SettingsGroup):
 
     group = "Batching"
 
-    max_batch_prefill_tokens: PositiveInt = Field(
-        4096,
-        description="Most prompt tokens that one step computes; longer prompts are computed in chunks.",
+    max_batch_prefill_tokens: PositiveInt | None = Field(
+        None,
+        description="Most prompt tokens that one step computes; longer prompts are computed in chunks. "
+        "Unset: 4096, on a GPU 8192.",
     )
     max_batch_size: PositiveInt | None = Field(None, description="Most requests that run at once. Unset: no limit.")
     cuda_graphs: Annotated[str | None, AfterValidator(_sizes)] = Field(
         None,
         description="Numbers of requests for which a step is captured and replayed on a GPU, e.g. 1,2,4,8; 0: none. "
-        "auto: up to MAX_BATCH_SIZE, or 256 where that is unset. Unset: none.",
+        "Unset, or auto: up to MAX_BATCH_SIZE, or 256 where that is unset.",
     )
     waiting_served_ratio: NonNegativeFloat = Field(
         0.0,
