@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.engine.detokenizer import IncrementalDetokenizer
-from octavo.engine.engine import Engine, Output
+from octavo.engine.engine import Engine
+from octavo.engine.output import Output
 from octavo.engine.request import FinishReason
 from octavo.engine.sampler import TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams

@@ -1,22 +1,37 @@
-"""A runner that computes a step's arrays on the slot memory, in the place of a model."""
+"""An engine whose runner computes on the slot memory, in the place of a model."""
 
-from dataclasses import replace
-from typing import NamedTuple, cast
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from octavo.engine.engine import Engine
+from octavo.engine.output import Output
+from octavo.engine.request import FinishReason
 from octavo.engine.runner import Flight, Runner, StepResult
 from octavo.engine.sampler import Sampled, TokenLogprobs
+from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.scheduler import Limits, Scheduler
 from octavo.engine.step import Step
+from octavo.kv.manager import KVCacheManager
+from octavo.plugins import Plugins
 from tests.engine.slot_memory import Integers, SlotMemory
+
+VOCABULARY = 97
 
 
 class Landed(NamedTuple):
     """A step's tokens, which nobody has asked for yet."""
 
     result: StepResult
+    runner: "MemoryRunner"
 
     def wait(self) -> StepResult:
+        error, self.runner.failing_wait = self.runner.failing_wait, None
+        if error is not None:
+            raise error
         return self.result
 
 
@@ -25,16 +40,22 @@ class MemoryRunner(Runner):
 
     def __init__(self, memory: SlotMemory) -> None:
         self.memory = memory
-        self.failing: Exception | None = None
+        self.failing: BaseException | None = None
+        """Raised by the next launch, once it has written."""
+        self.failing_wait: BaseException | None = None
+        """Raised by whoever waits next."""
+        self.followed = 0
+        """Steps that began with tokens which the engine did not know."""
         self.told = np.zeros(1, dtype=np.int64)
 
     def launch(self, step: Step) -> Flight:
         """Computes at once; tokens are told when the engine waits for them, and to the next step before that."""
         ids = step.token_ids
+        self.followed += step.follows
         step = replace(step, token_ids=np.where(ids < 0, self.told[np.maximum(-1 - ids, 0)], ids))
         result = self._run(step)
         self.told = np.resize(result.sampled.token_ids, max(1, len(result.sampled.token_ids)))
-        return cast(Flight, Landed(result))
+        return cast(Flight, Landed(result, self))
 
     def _run(self, step: Step) -> StepResult:
         self.memory.copy(map(tuple, step.copies.tolist()))
@@ -75,3 +96,59 @@ class MemoryRunner(Runner):
             start += wanted.tokens
         assert start == len(step.logits_of)
         return answers
+
+
+@dataclass
+class Answers:
+    """What an engine's steps brought, by request."""
+
+    engine: Engine
+    runner: MemoryRunner
+    tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    last: dict[int, Output] = field(default_factory=dict)
+    prompts: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    broke_off: bool = False
+    """Somebody interrupted a step: the next one may bring the tokens of two."""
+
+    def step(self) -> None:
+        outputs = self.engine.step()
+        going = [output.request_id for output in outputs if output.error is None]
+        assert len(set(going)) == len(going) or self.broke_off, "one token a step"
+        for output in outputs:
+            assert output.request_id not in self.ended, "an ended request goes on"
+            self.last[output.request_id] = output
+            if output.token_id is not None:
+                self.tokens[output.request_id].append(output.token_id)
+            if output.prompt is not None:
+                self.prompts[output.request_id] += output.prompt.logprobs.astype(int).tolist()
+
+    @property
+    def ended(self) -> dict[int, FinishReason]:
+        last = self.last.items()
+        return {request: output.finish_reason for request, output in last if output.finish_reason is not None}
+
+    def drain(self) -> None:
+        for _ in range(2000):
+            if not self.engine.busy:
+                break
+            self.step()
+        stats = self.engine.scheduler.kv.stats()
+        assert not self.engine.busy
+        assert stats.free + stats.cached == stats.total
+
+    def submit(self, prompt: Sequence[int], max_tokens: int | None = 5, **params: Any) -> int:
+        namespace = params.pop("namespace", None)
+        return self.engine.submit(prompt, SamplingParams(max_tokens=max_tokens, **params), seed=0, namespace=namespace)
+
+
+def start_engine(
+    *, ahead: bool, block_size: int = 4, blocks: int = 100, end_ids: Sequence[int] = (), **limits: Any
+) -> Answers:
+    defaults = {"max_input_tokens": 500, "max_total_tokens": 500, "max_batch_prefill_tokens": 500}
+    scheduler = Scheduler(KVCacheManager(blocks + 1, block_size), Limits(**(defaults | limits)))
+    runner = MemoryRunner(SlotMemory(blocks + 1, block_size, VOCABULARY))
+    return Answers(Engine(scheduler, runner, frozenset(end_ids), VOCABULARY, Plugins([]), ahead=ahead), runner)
+
+
+def prompt_of(length: int, first: int = 0) -> list[int]:
+    return [(first + 3 * index) % VOCABULARY for index in range(length)]

@@ -13,7 +13,7 @@ from octavo.engine import messages
 from octavo.engine.process import Service, connect
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.wire import prompt_bytes
-from tests.engine.test_engine import Answers
+from tests.engine.memory_runner import Answers
 
 WAIT_MS = 60_000
 """For a message that must come; the tests fail without it and never wait for it."""

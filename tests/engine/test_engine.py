@@ -2,25 +2,16 @@
 
 import random
 import sys
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
-from octavo.engine.engine import Engine, Output
 from octavo.engine.request import FinishReason
-from octavo.engine.sampling_params import SamplingParams
-from octavo.engine.scheduler import Limits, RequestRefused, Scheduler
-from octavo.kv.manager import KVCacheManager
+from octavo.engine.scheduler import RequestRefused
 from octavo.kv.node import Namespace
-from octavo.plugins import Plugins
-from tests.engine.memory_runner import MemoryRunner
-from tests.engine.slot_memory import SlotMemory, continuation
-
-VOCABULARY = 97
+from tests.engine.memory_runner import VOCABULARY, Answers, prompt_of, start_engine
+from tests.engine.slot_memory import continuation
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["in turn", "ahead"])
@@ -32,56 +23,8 @@ def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 AHEAD = False
 
 
-@dataclass
-class Answers:
-    """What an engine's steps brought, by request."""
-
-    engine: Engine
-    runner: MemoryRunner
-    tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    last: dict[int, Output] = field(default_factory=dict)
-    prompts: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-
-    def step(self) -> None:
-        outputs = self.engine.step()
-        going = [output.request_id for output in outputs if output.error is None]
-        assert len(set(going)) == len(going), "one token a step"
-        for output in outputs:
-            assert output.request_id not in self.ended, "an ended request goes on"
-            self.last[output.request_id] = output
-            if output.token_id is not None:
-                self.tokens[output.request_id].append(output.token_id)
-            if output.prompt is not None:
-                self.prompts[output.request_id] += output.prompt.logprobs.astype(int).tolist()
-
-    @property
-    def ended(self) -> dict[int, FinishReason]:
-        last = self.last.items()
-        return {request: output.finish_reason for request, output in last if output.finish_reason is not None}
-
-    def drain(self) -> None:
-        for _ in range(2000):
-            if not self.engine.busy:
-                break
-            self.step()
-        stats = self.engine.scheduler.kv.stats()
-        assert not self.engine.busy
-        assert stats.free + stats.cached == stats.total
-
-    def submit(self, prompt: Sequence[int], max_tokens: int | None = 5, **params: Any) -> int:
-        namespace = params.pop("namespace", None)
-        return self.engine.submit(prompt, SamplingParams(max_tokens=max_tokens, **params), seed=0, namespace=namespace)
-
-
-def start(*, block_size: int = 4, blocks: int = 100, end_ids: Sequence[int] = (), **limits: Any) -> Answers:
-    defaults = {"max_input_tokens": 500, "max_total_tokens": 500, "max_batch_prefill_tokens": 500}
-    scheduler = Scheduler(KVCacheManager(blocks + 1, block_size), Limits(**(defaults | limits)))
-    runner = MemoryRunner(SlotMemory(blocks + 1, block_size, VOCABULARY))
-    return Answers(Engine(scheduler, runner, frozenset(end_ids), VOCABULARY, Plugins([]), ahead=AHEAD), runner)
-
-
-def prompt_of(length: int, first: int = 0) -> list[int]:
-    return [(first + 3 * index) % VOCABULARY for index in range(length)]
+def start(**limits: Any) -> Answers:
+    return start_engine(ahead=AHEAD, **limits)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -17,6 +17,8 @@ from octavo.attention.contract import AttentionBatch
 from octavo.attention.device import CPU
 from octavo.engine.build import build_engine
 from octavo.engine.graphs import MOST_ROWS, DecodeGraphs, ladder
+from octavo.engine.runner import Flight
+from octavo.engine.step import Step
 from octavo.models.load import load
 from octavo.settings import Settings
 from tests import checkpoints
@@ -110,32 +112,47 @@ def test_preempted_requests_cached_prompts_and_their_probabilities(folder: Path)
             assert mine is None or theirs is None or mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
 
 
+DRAWN: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.9, "seed": 5}, {"top_p": 0.8, "seed": 1}]
 HELD_BACK: dict[str, Any] = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 4, "seed": 3}
 """What the host must know the last token for, and an end that may not come at once."""
 
 
-def test_running_ahead_changes_no_token(folder: Path) -> None:
-    """Requests that are held back, drawn and ended by one of their tokens, among others; in turn and ahead."""
-    kinds = [
-        {"temperature": 0.0},
-        {"temperature": 0.9, "seed": 5},
-        HELD_BACK,
-        {"temperature": 0.7, "top_p": 0.8, "seed": 1},
-    ]
+@pytest.mark.parametrize(("kinds", "ahead"), [(DRAWN, True), ([*DRAWN, HELD_BACK], False)], ids=["drawn", "held back"])
+def test_running_ahead_changes_no_token(
+    folder: Path, kinds: list[dict[str, Any]], ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that are drawn, held back and ended by one of their tokens, with room for all and for few."""
     plain = engine(folder, cuda_graphs="0")
     plain.engine.ahead = False
-    (free,) = plain.generate([PROMPTS[4]], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
+    (free,) = plain.generate([PROMPTS[6]], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
     ends = free.completions[0].token_ids[5]
     params = [
         SamplingParams(max_tokens=length + 6, ignore_eos=True, stop_token_ids=[ends], **kinds[at % len(kinds)])
         for at, length in enumerate(LENGTHS)
     ]
-    told = []
-    for llm in (plain, engine(folder), engine(folder, max_batch_total_tokens=96, max_total_tokens=64)):
-        told.append([list(one.completions[0].token_ids) for one in llm.generate(PROMPTS, params)])
+    params[6] = SamplingParams(max_tokens=18, ignore_eos=True, stop_token_ids=[ends], temperature=0)
+    expected = [list(one.completions[0].token_ids) for one in plain.generate(PROMPTS, params)]
+    assert len(expected[6]) < 18
+    rooms: list[dict[str, Any]] = [{}, {"max_batch_total_tokens": 96, "max_total_tokens": 64}]
+    for room in rooms:
+        llm = engine(folder, **room)
+        follows = watched(llm, monkeypatch)
+        assert [list(one.completions[0].token_ids) for one in llm.generate(PROMPTS, params)] == expected
         assert llm.engine.scheduler.kv.stats().held == 0
-    assert told[0] == told[1] == told[2]
-    assert any(len(tokens) < one.max_tokens for tokens, one in zip(told[0], params, strict=True) if one.max_tokens)
+        assert sum(follows) > (len(follows) // 2 if ahead and not room else 0)
+
+
+def watched(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each step that is launched from now on: did it begin with tokens that the host did not know?"""
+    follows: list[bool] = []
+    launch = llm.engine.runner.launch
+
+    def watching(step: Step) -> Flight:
+        follows.append(step.follows)
+        return launch(step)
+
+    monkeypatch.setattr(llm.engine.runner, "launch", watching)
+    return follows
 
 
 def test_sizes_that_the_user_names(folder: Path, expected: list[list[int]]) -> None:

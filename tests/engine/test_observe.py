@@ -6,7 +6,8 @@ from octavo.engine.request import Label
 from octavo.engine.sampling_params import SamplingParams
 from octavo.hooks import RequestSummary, StepStats, hookimpl
 from tests.distributions import plugins_of
-from tests.engine.test_engine import Answers, start
+from tests.engine.memory_runner import Answers
+from tests.engine.test_engine import start
 
 
 class Watcher:

@@ -14,9 +14,10 @@ from octavo.engine.snapshot import Totals
 from octavo.engine.snapshot import snapshot as take
 from octavo.engine.wire import prompt_bytes
 from octavo.kv.node import Namespace
+from tests.engine.memory_runner import VOCABULARY, prompt_of
 from tests.engine.slot_memory import continuation
 from tests.engine.socket_client import Client, Connect, behind_sockets
-from tests.engine.test_engine import VOCABULARY, prompt_of, start
+from tests.engine.test_engine import start
 
 
 @pytest.fixture

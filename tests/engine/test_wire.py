@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from octavo.engine import messages
-from octavo.engine.engine import Output
+from octavo.engine.output import Output
 from octavo.engine.request import FinishReason
 from octavo.engine.sampler import TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams

@@ -41,9 +41,10 @@ class Dense:
         return out[0].transpose(0, 1).contiguous()
 
 
-def bound(architecture: str, folder: Path) -> PreTrainedModel:
+def bound(architecture: str, folder: Path, packed: bool = True) -> PreTrainedModel:
     model = load(checkpoints.make(architecture, folder), dtype=torch.float32, progress=False).model
-    pack(model)
+    if packed:
+        pack(model)
     calls = bridge.inspect(model)
     backend: Any = Dense()
     bridge.bind(calls, range(len(calls)), bridge.AttentionGroup(backend, None))
@@ -82,12 +83,37 @@ def test_compiled_pieces_compute_it_too_and_again(
 ) -> None:
     """`on_gpu`: compiled as for a GPU, though on this CPU."""
     monkeypatch.setattr(compile, "_on_gpu", lambda model: on_gpu)
-    model = bound("llama", tmp_path)
+    model = bound("llama", tmp_path, packed=not on_gpu)
     plain, captured = eager(model), compiled(model)
     for seed in range(2):
         for tokens, rows in SHAPES:
             expected, found = (forward(*inputs(tokens, rows, seed)) for forward in (plain, captured))
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("recorded_only")
+@torch.inference_mode()
+def test_more_than_32_bits_can_count_run_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The widest value has so many elements a token, logits so many a row: beyond that compiled code would overflow."""
+    model = bound("llama", tmp_path, packed=False)
+    recorded = capture(model)
+    tokens, rows = (recorded.tokens[at].meta["val"].shape[-1].node.expr for at in (0, 2))
+    config = model.config
+    assert compile._most(recorded, rows) == (2**31 - 1) // config.vocab_size
+    assert compile._most(recorded, tokens) <= (2**31 - 1) // config.intermediate_size
+    calls: list[int] = []
+    plain = eager(model)
+    monkeypatch.setattr(compile, "_most", lambda recorded, size: 3)
+
+    def counting(ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        calls.append(ids.shape[1])
+        return plain(ids, positions, rows)
+
+    monkeypatch.setattr(compile, "eager", lambda model: counting)
+    forward = compiled(model)
+    for count, wanted in ((2, [1]), (3, [0, 1, 2]), (4, [1])):
+        torch.testing.assert_close(forward(*inputs(count, wanted)), plain(*inputs(count, wanted)))
+    assert calls == [4]
 
 
 def test_layers_that_do_the_same_are_one_piece(tmp_path: Path) -> None:

@@ -56,24 +56,31 @@ class CUDABackend(TritonBackend):
             )
         properties = torch.cuda.get_device_properties(self.device.torch_device)
         shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
-        return tuned(self.spec, f"sm_{properties.major}0", shared)
+        return tuned(self.name, self.spec, f"sm_{properties.major}0", shared)
 
     def count_processors(self) -> int:
         """Its multiprocessors."""
         return torch.cuda.get_device_properties(self.device.torch_device).multi_processor_count
 
 
-def tuned(spec: AttentionSpec, architecture: str, shared_bytes: int) -> Tuning:
-    """Tiles for layers on an architecture, e.g. "sm_90", whose blocks may take so much shared memory."""
+def tuned(name: str, spec: AttentionSpec, architecture: str, shared_bytes: int) -> Tuning:
+    """A backend's tiles for layers on an architecture, e.g. "sm_90", whose blocks may take so much shared memory."""
     dims = 1 << (spec.head_size - 1).bit_length()
     # A quarter is for what is not keys and values on their way: queries, and sums that change layout.
     itemsize = max(spec.dtype.itemsize, spec.kv_dtype.itemsize)
-    return fitted(_measured().get(architecture, PLAIN), dims, itemsize, spec.group, shared_bytes * 3 // 4)
+    measured = _measured().get((architecture, name), PLAIN)
+    return fitted(measured, dims, itemsize, spec.group, shared_bytes * 3 // 4)
 
 
 @cache
-def _measured() -> dict[str, Tuning]:
-    return {name: Tuning.read(table) for name, table in json.loads(_TABLE.read_text(encoding="utf-8")).items()}
+def _measured() -> dict[tuple[str, str], Tuning]:
+    """By architecture and backend."""
+    architectures = json.loads(_TABLE.read_text(encoding="utf-8"))
+    return {
+        (architecture, name): Tuning.read(table)
+        for architecture, backends in architectures.items()
+        for name, table in backends.items()
+    }
 
 
 def _dotted(capability: tuple[int, int]) -> str:

@@ -20,8 +20,6 @@ from octavo_triton.tuning import Tuning
 
 _TRITON = (3, 6)
 """The oldest that the kernels were compiled with."""
-_FEW = 4
-"""Rows are few when each of their key heads can have so many processors."""
 
 
 class TritonBackend(AttentionBackend):
@@ -103,14 +101,18 @@ class TritonBackend(AttentionBackend):
         rows, spec, device = batch.decodes, self.spec, batch.context_lengths.device
         if not rows:
             return None
-        tile = self.tuning.few if rows * spec.kv_heads * _FEW < self.processors else self.tuning.many
-        needed = max(1, self.processors // spec.kv_heads)
-        wanted = max(1, self.processors * tile.per_processor // spec.kv_heads)
-        room = wanted + rows
+        tile = self.tuning.decode
+        # Few short rows hold nobody up: only where they fill the device are long ones to be split further.
+        fills = rows * spec.kv_heads > self.processors
+        most = tile.uneven if fills else tile.per_processor
+        needed, wanted, uneven = (
+            max(1, self.processors * parts // spec.kv_heads) for parts in (1, tile.per_processor, most)
+        )
+        room = max(wanted, uneven) + rows
         if self._scratch is None or not self._scratch.holds(room, rows):
             self._scratch = Scratch.of(spec, room, rows, device)
         items = torch.empty(5, room, dtype=torch.int32, device=device)
-        return Decodes(rows, tile, wanted, needed, items, self._scratch)
+        return Decodes(rows, tile, wanted, uneven, needed, items, self._scratch)
 
     @property
     def _tokens(self) -> int:

@@ -27,7 +27,7 @@ def split(work: Decodes, contexts: Tensor, window: int | None) -> None:
     room = work.items.shape[1]
     rows, items, warps = _planning(work.rows)
     kernels.split[(triton.cdiv(room, items),)](
-        work.items, contexts, work.rows, room, work.wanted, work.needed,
+        work.items, contexts, work.rows, room, work.wanted, work.uneven, work.needed,
         ROWS=rows, ITEMS=items, UNIT=work.tile.keys, LEAST=work.tile.least,
         WINDOW=window, num_warps=warps,
     )  # fmt: skip

@@ -62,7 +62,9 @@ class Decodes:
     rows: int
     tile: DecodeTile
     wanted: int
-    """Items that all contexts together are split into, more or less."""
+    """Items that all contexts together are split into, more or less ..."""
+    uneven: int
+    """... and if their lengths differ so much that the items would."""
     needed: int
     """Items that keep every processor busy."""
     items: Tensor

@@ -17,6 +17,8 @@ class DecodeTile:
     """Tiles on their way from memory at once."""
     per_processor: int
     """Parts for each of the device's processors, all key heads together; a batch may have more rows than that."""
+    uneven: int
+    """The same where contexts' lengths differ so much that parts do: more of them are shared out better."""
     least: int = 512
     """Tokens of a part, if there is a part for each processor then."""
 
@@ -36,22 +38,17 @@ class PrefillTile:
 class Tuning:
     """One device's shapes for one kind of layer."""
 
-    few: DecodeTile
-    """So few rows that each context is split among many processors."""
-    many: DecodeTile
+    decode: DecodeTile
     prefill: PrefillTile
 
     @classmethod
     def read(cls, table: Mapping[str, Mapping[str, int]]) -> Tuning:
-        """From a table with a line for each of the three. Raises TypeError or KeyError on a wrong one."""
-        return cls(
-            few=DecodeTile(**table["few"]), many=DecodeTile(**table["many"]), prefill=PrefillTile(**table["prefill"])
-        )
+        """From a table with a line for each of the two. Raises TypeError or KeyError on a wrong one."""
+        return cls(decode=DecodeTile(**table["decode"]), prefill=PrefillTile(**table["prefill"]))
 
 
 PLAIN = Tuning(
-    few=DecodeTile(keys=64, warps=4, stages=3, per_processor=2),
-    many=DecodeTile(keys=64, warps=4, stages=3, per_processor=4),
+    decode=DecodeTile(keys=64, warps=4, stages=3, per_processor=2, uneven=4),
     prefill=PrefillTile(queries=64, keys=64, warps=4, stages=2),
 )
 """For heads of up to 128 elements of two bytes, on a GPU that nobody has measured."""
@@ -84,7 +81,5 @@ def fitted(tuning: Tuning, dims: int, itemsize: int, group: int, shared_bytes: i
         queries *= 2
     prefill = replace(tuning.prefill, queries=queries, **fit(tuning.prefill.keys, tuning.prefill.stages))
     warps = max(1, (1 << (group - 1).bit_length()) // _LEAST)
-    few, many = (
-        replace(tile, **fit(tile.keys, tile.stages), warps=tile.warps * warps) for tile in (tuning.few, tuning.many)
-    )
-    return Tuning(few, many, prefill)
+    decode = replace(tuning.decode, **fit(tuning.decode.keys, tuning.decode.stages), warps=tuning.decode.warps * warps)
+    return Tuning(decode, prefill)

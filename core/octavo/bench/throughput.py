@@ -201,7 +201,8 @@ def identical(one: Measurement, other: Measurement) -> int:
 
 def profile_rows(measured: Measurement, load: Load, seconds: float) -> list[dict[str, Fact]]:
     """A row for the whole, for each place, and for each operator that matters."""
-    whole = measured.seconds
+    on_host = measured.device == "cpu"  # elsewhere a few steps were looked at, not the run
+    whole = measured.seconds if on_host else sum(each.seconds for each in measured.profile if not each.operator)
 
     def row(each: ProfileRow) -> dict[str, Fact]:
         return {
@@ -214,8 +215,10 @@ def profile_rows(measured: Measurement, load: Load, seconds: float) -> list[dict
         }
 
     shown = [each for each in measured.profile if _is_shown(each, whole)]
-    without = ProfileRow("without the profiler", "", seconds, 1)
-    return [row(each) for each in (*shown, ProfileRow("all", "", whole, 1), without)]
+    rows = [row(each) for each in (*shown, ProfileRow("all", "", whole, 1))]
+    if on_host:
+        rows.append(row(ProfileRow("without the profiler", "", seconds, 1)))
+    return rows
 
 
 def _is_shown(row: ProfileRow, whole: float) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from octavo.attention.select import choose_device
+from octavo.bench import gpu_profile
 from octavo.bench.exchange import Exchange
 from octavo.bench.job import Job, Measurement, ProfileRow, program
 from octavo.bench.machine import accelerator
@@ -149,7 +150,8 @@ def run(job: Job) -> Measurement:
     settle()  # as the server's engine does
     rows: list[ProfileRow] = []
     if job.profile and isinstance(engine, OctavoEngine):
-        (result, seconds), rows = profiled(engine.llm.engine.runner, lambda: timed(engine, job.exchanges))
+        look = gpu_profile.profiled if engine.torch_device.type == "cuda" else profiled
+        (result, seconds), rows = look(engine.llm.engine.runner, lambda: timed(engine, job.exchanges))
     else:
         result, seconds = timed(engine, job.exchanges)
     return Measurement(

@@ -121,9 +121,10 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
     limits = limits_of(settings, selection, room, num_blocks, loaded.max_position)
     for group in groups:
         group.cache = group.backend.layout.allocate(num_blocks, device.torch_device)
+    started = time.perf_counter()
     if sizes:
-        started = time.perf_counter()
         runner.graphs = _captured(runner, sizes, selection, limits, device)
+    if runner.graphs is not None:
         logger.info("captured decode steps of %d sizes in %.1f s", len(sizes), time.perf_counter() - started)
     memory = MemoryUse(
         weights=weight_bytes(loaded.model), activations=room.activations, graphs=room.graphs,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,10 +15,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.observe import Before, step_stats, tell_request
+from octavo.engine.observe import Before, Launch, tell_request
+from octavo.engine.output import Output
 from octavo.engine.request import NO_LABEL, FinishReason, Label, Request
 from octavo.engine.runner import Flight, Runner, StepResult
-from octavo.engine.sampler import TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import RequestRefused, Schedule, Scheduler
 from octavo.engine.step import Processed, PromptRow, build
@@ -30,24 +32,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Output(msgspec.Struct):
-    """What one step brought one request."""
-
-    request_id: int
-    token_id: int | None = None
-    logprob: float | None = None
-    top: list[tuple[int, float]] = []
-    """The likeliest tokens with their log-probabilities, when asked for."""
-    prompt: TokenLogprobs | None = None
-    """Log-probabilities of the next prompt positions, when asked for."""
-    finish_reason: FinishReason | None = None
-    error: str | None = None
-    cached_tokens: int = 0
-    """Prompt tokens that were taken from the cache."""
-    queue_seconds: float = 0.0
-    """From submission to the first step."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Airborne:
     """A step that was launched and whose tokens have not arrived."""
@@ -55,6 +39,7 @@ class _Airborne:
     schedule: Schedule
     prompts: Sequence[PromptRow]
     flight: Flight
+    launch: Launch
 
 
 @dataclass(slots=True)
@@ -78,7 +63,12 @@ class Engine:
     _requests: dict[int, Request] = field(default_factory=dict)
     _processed: dict[int, Processed] = field(default_factory=dict)
     """Requests with logits processors."""
-    _airborne: _Airborne | None = None
+    _airborne: deque[_Airborne] = field(default_factory=deque)
+    """One step between calls, while running ahead; two if somebody broke off in between, such as Ctrl-C."""
+    _launching: bool = False
+    """Still true after a launch that broke off: the runner may have taken a step that nobody knows of."""
+    _landed: list[StepStats] = field(default_factory=list)
+    _last_landing: float = 0.0
     _ids: itertools.count[int] = field(default_factory=itertools.count)
 
     def submit(
@@ -187,25 +177,24 @@ class Engine:
         if schedule.rows:
             self.steps += 1
             self._tell_begin(schedule, before.time)
-            outputs += self._launch(schedule)
-        else:
-            outputs += self._land()
-        if not self.ahead:
-            outputs += self._land()
-        if schedule.rows or outputs:
-            self.last_step = step_stats(self.scheduler, schedule, before)
-            self.plugins.step_finished(self.last_step)
+            outputs += self._launch(schedule, before)
+        outputs += self._land(leave=1 if self.ahead and schedule.rows else 0)
         return outputs
+
+    def take_stats(self) -> list[StepStats]:
+        """Of the steps that ended since this was last asked."""
+        landed, self._landed = self._landed, []
+        return landed
 
     def _may_run_ahead(self) -> bool:
         """Can the next step be prepared before the tokens of the one that runs are known?"""
-        if self._airborne is None:
+        if not self._airborne:
             return True
         waits = any(
             request.pending and (request.params.penalises or request.id in self._processed)
             for request in self.scheduler.running
         )
-        return not waits and self.scheduler.may_run_ahead()
+        return len(self._airborne) == 1 and not (self._launching or waits) and self.scheduler.may_run_ahead()
 
     def _tell_begin(self, schedule: Schedule, since: float) -> None:
         if self.on_begin is not None:
@@ -213,35 +202,55 @@ class Engine:
             if newcomers:
                 self.on_begin(newcomers)
 
-    def _launch(self, schedule: Schedule) -> list[Output]:
-        """Launch it behind the one that runs, and give what that one brought."""
+    def _launch(self, schedule: Schedule, before: Before) -> list[Output]:
+        """Launch it behind the one that runs; if that fails, its requests have what that one brought and then fail."""
+        self._launching = True
         try:
             step = build(schedule, self.scheduler.kv.block_size, self._processed)
             flight = self.runner.launch(step)
         except Exception as error:
-            return [*self._land(), *self._fail_all(schedule, error)]
+            outputs = [*self._land(), *self._fail_all(schedule, error)]
+            self._tell_step(Launch.of(self.scheduler, schedule, before))
+            return outputs
+        launch = Launch.of(self.scheduler, schedule, before)
         self.scheduler.launched(schedule)
         for wanted in step.prompts:
             schedule.rows[wanted.row].request.prompt_reported += wanted.tokens
-        landing, self._airborne = self._airborne, _Airborne(schedule, step.prompts, flight)
-        return self._complete(landing) if landing is not None else []
+        self._airborne.append(_Airborne(schedule, step.prompts, flight, launch))
+        self._launching = False
+        return []
 
-    def _land(self) -> list[Output]:
-        """Wait for the step that runs, if one does, and give what it brought."""
-        landing, self._airborne = self._airborne, None
-        return self._complete(landing) if landing is not None else []
+    def _land(self, leave: int = 0) -> list[Output]:
+        """Wait for the steps that run, but for the last `leave`, and give what they brought, the oldest first."""
+        outputs: list[Output] = []
+        while len(self._airborne) > leave:
+            landing = self._airborne[0]
+            try:
+                result = landing.flight.wait()
+            except Exception as error:
+                return outputs + self._crash(error)
+            outputs += self._complete(landing, result)
+            self._airborne.popleft()
+            self._tell_step(landing.launch)
+        if not self._airborne:
+            self._launching = False
+        return outputs
 
-    def _complete(self, landing: _Airborne) -> list[Output]:
+    def _tell_step(self, launch: Launch) -> None:
+        """It has ended: it took the time since it was scheduled, or since the step before ended if that was later."""
+        now = time.perf_counter()
+        self.last_step = launch.stats(self.scheduler, now - max(launch.began, self._last_landing))
+        self._last_landing = now
+        self._landed.append(self.last_step)
+        self.plugins.step_finished(self.last_step)
+
+    def _complete(self, landing: _Airborne, result: StepResult) -> list[Output]:
         """Give the tokens to the requests that are still there: some ended, or were cancelled, after the launch."""
-        try:
-            result = landing.flight.wait()
-        except Exception as error:
-            return self._fail_all(landing.schedule, error)
         outputs: dict[int, Output] = {}
         for wanted, logprobs in zip(landing.prompts, result.prompts, strict=True):
             request = landing.schedule.rows[wanted.row].request
             if request.id in self._requests:
-                outputs[request.id] = self._output(request, prompt=logprobs)
+                outputs[request.id] = Output.of(request, prompt=logprobs)
         sampling = [row.request for row in landing.schedule.rows if row.samples]
         for due, (request, token) in enumerate(zip(sampling, result.sampled.token_ids.tolist(), strict=True)):
             if request.id not in self._requests:
@@ -249,13 +258,23 @@ class Engine:
             if due in result.sampled.failed:
                 outputs[request.id] = self._fail(request, result.sampled.failed[due])
                 continue
-            output = outputs.setdefault(request.id, self._output(request))
+            output = outputs.setdefault(request.id, Output.of(request))
             output.token_id = token
-            self._add_logprobs(output, request.params, result, due)
+            output.add_logprobs(request.params, result.sampled, due)
             output.finish_reason = self.scheduler.arrived(request, token)
             if output.finish_reason is not None:
                 self._forget(request, output.finish_reason)
         return list(outputs.values())
+
+    def _crash(self, error: Exception) -> list[Output]:
+        """The device failed at what was launched: nobody knows what it has written of it, nor of what came before."""
+        lost = [*self._airborne]
+        self._airborne.clear()
+        outputs = [output for one in lost for output in self._fail_all(one.schedule, error)]
+        self.scheduler.kv.reset()
+        for one in lost:
+            self._tell_step(one.launch)
+        return outputs
 
     def _fail_all(self, schedule: Schedule, error: Exception) -> list[Output]:
         """Those of its requests that are still there."""
@@ -263,21 +282,8 @@ class Engine:
         logger.error("a step of %d requests failed", len(schedule.rows), extra={"fields": fields}, exc_info=error)
         return [self._fail(row.request, error) for row in schedule.rows if row.request.id in self._requests]
 
-    def _output(self, request: Request, prompt: TokenLogprobs | None = None) -> Output:
-        return Output(
-            request.id, cached_tokens=request.cached_tokens or 0, queue_seconds=request.queue_seconds, prompt=prompt
-        )
-
-    def _add_logprobs(self, output: Output, params: SamplingParams, result: StepResult, row: int) -> None:
-        sampled = result.sampled
-        if sampled.logprobs is not None and not np.isnan(sampled.logprobs[row]):
-            output.logprob = float(sampled.logprobs[row])
-        if params.logprobs and sampled.top_token_ids is not None and sampled.top_logprobs is not None:
-            ids, logprobs = sampled.top_token_ids[row], sampled.top_logprobs[row]
-            output.top = list(zip(ids.tolist(), logprobs.tolist(), strict=True))
-
     def _fail(self, request: Request, error: BaseException) -> Output:
-        output = self._output(request)
+        output = Output.of(request)
         output.finish_reason, output.error = FinishReason.ERROR, f"{type(error).__name__}: {error}"
         self.scheduler.cancel(request, insert=False)
         self._forget(request, FinishReason.ERROR)

@@ -25,22 +25,43 @@ class Before(NamedTuple):
         return cls(time.perf_counter(), scheduler.preemptions, scheduler.kv.stats().evictions)
 
 
-def step_stats(scheduler: Scheduler, schedule: Schedule, before: Before) -> StepStats:
-    """Of a step that is over."""
-    cache = scheduler.kv.stats()
-    prefill = [row.count for row in schedule.rows if row.start < row.request.prompt_length]
-    return StepStats(
-        seconds=time.perf_counter() - before.time,
-        prefill_tokens=sum(prefill),
-        decode_tokens=len(schedule.rows) - len(prefill),
-        running=len(scheduler.running),
-        waiting=len(scheduler.waiting),
-        preempted=scheduler.preemptions - before.preemptions,
-        free_blocks=cache.free,
-        cached_blocks=cache.cached,
-        held_blocks=cache.held,
-        evicted_blocks=cache.evictions - before.evictions,
-    )
+class Launch(NamedTuple):
+    """What a step computes, known when it is launched."""
+
+    began: float
+    """When it was scheduled, by the clock time.perf_counter."""
+    prefill_tokens: int
+    decode_tokens: int
+    preempted: int
+    evicted: int
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, schedule: Schedule, before: Before) -> Launch:
+        """Of a step that was just scheduled."""
+        prefill = [row.count for row in schedule.rows if row.start < row.request.prompt_length]
+        return cls(
+            before.time,
+            sum(prefill),
+            len(schedule.rows) - len(prefill),
+            scheduler.preemptions - before.preemptions,
+            scheduler.kv.stats().evictions - before.evictions,
+        )
+
+    def stats(self, scheduler: Scheduler, seconds: float) -> StepStats:
+        """Now that it is over, and how things stand."""
+        cache = scheduler.kv.stats()
+        return StepStats(
+            seconds=seconds,
+            prefill_tokens=self.prefill_tokens,
+            decode_tokens=self.decode_tokens,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            preempted=self.preempted,
+            free_blocks=cache.free,
+            cached_blocks=cache.cached,
+            held_blocks=cache.held,
+            evicted_blocks=self.evicted,
+        )
 
 
 def tell_request(plugins: Plugins, request: Request, reason: FinishReason) -> None:

@@ -86,12 +86,13 @@ class Service:
         self._send(messages.Began(sequences))
 
     def _step(self) -> None:
-        outputs = self.engine.step()
-        step = self.engine.last_step
-        if step is None or not (outputs or self.engine.scheduler.running):
+        outputs, ended = self.engine.step(), self.engine.take_stats()
+        if not (outputs or self.engine.scheduler.running):
             raise RuntimeError("the engine has nothing to run, and requests that wait for it: please report this")
-        self._totals.add(step)
-        self._send(pack(step, outputs))
+        for step in ended:
+            self._totals.add(step)
+        if ended:  # the first of steps that run ahead brings nothing when it is launched
+            self._send(pack(ended[-1], outputs))
 
     def _take(self, data: bytes) -> None:
         try:

@@ -230,7 +230,7 @@ def _entries(entries: TokenEntries, scores: Tensor) -> tuple[tuple[Tensor, Tenso
 
 
 def _tensor(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device)
+    return upload([array], device)[0]
 
 
 def _column(values: Floats, device: torch.device) -> Tensor:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.engine.sampling_batch import Floats, Integers, SamplingBatch
+from octavo.engine.transfer import upload
 
 _LEADING = 256  # likeliest tokens among which a nucleus is sought before the whole vocabulary is sorted
 
@@ -82,7 +83,7 @@ def _typical(weights: Tensor, typical_p: Floats) -> Tensor:
 
 
 def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device)
+    return upload([array], device)[0]
 
 
 def _column(values: Floats, device: torch.device) -> Tensor:

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-import numpy as np
-from numpy.typing import NDArray
-
+from octavo.engine.leaders import Leaders
 from octavo.engine.request import FinishReason, Request
 from octavo.kv.budget import blocks_for_tokens
 from octavo.kv.manager import KVCacheManager
-from octavo.kv.node import Namespace
 
 _ID = attrgetter("id")
 _AHEAD = 8
@@ -136,22 +133,20 @@ class Scheduler:
         position = 0
         while position < len(self.running):
             request = self.running[position]
-            left = 0 if request.is_complete else request.length - request.computed
-            count = left if left == 1 else min(left, budget)
+            count, left = _next_tokens(request, budget)
             if count and not self._grow(request, count):
                 self._preempt(self.running[-1])
                 continue
             if count:
                 rows.append(ScheduledRow.of(request, request.computed, count))
-                budget -= count if left > 1 else 0
-            position += 1
+            budget, position = left, position + 1
         return rows, budget
 
     def _admit(self, budget: int, decoding: bool) -> Iterator[ScheduledRow]:
         """Newcomers in the order of arrival, as long as tokens, blocks and places last."""
         if (decoding and self._patience()) or not self.waiting:
             return
-        leaders = _Leaders(self.kv.block_size, self.running)
+        leaders = Leaders(self.kv.block_size, self.running)
         reserved = sum(map(self._soon, self.running))
         for request in list(self.waiting):
             if budget < 1 or len(self.running) == self.limits.max_batch_size:
@@ -192,7 +187,7 @@ class Scheduler:
         enough = len(self.waiting) >= int(ratio * len(self.running))
         return not enough and (most is None or self._waited < most)
 
-    def _awaits(self, request: Request, leaders: _Leaders) -> bool:
+    def _awaits(self, request: Request, leaders: Leaders) -> bool:
         """Is a longer prefix of it than is cached being computed right now? Then it waits a step and shares it."""
         if not (self.kv.prefix_caching and request.uses_cache):
             return False
@@ -236,12 +231,17 @@ class Scheduler:
         request.table = None
 
     def may_run_ahead(self) -> bool:
-        """Is there surely a block for whatever may run next, so that no request must be preempted?
+        """Is there a block for each token that runs next, so that no request must be preempted?
 
         A request whose last token is yet to arrive cannot be: nobody could say what is to be computed again.
         """
-        most = len(self.running) + blocks_for_tokens(self.limits.max_batch_prefill_tokens, self.kv.block_size)
-        return self.kv.available >= most
+        budget, size, spare = self.limits.max_batch_prefill_tokens, self.kv.block_size, self.limits.spare_slots
+        needed = 0
+        for request in self.running:
+            assert request.table is not None, "a running request has a table"
+            count, budget = _next_tokens(request, budget)
+            needed += max(0, blocks_for_tokens(request.computed + count + spare, size) - request.table.count)
+        return needed <= self.kv.available
 
     def launched(self, schedule: Schedule) -> None:
         """The rows are being computed: what is launched next comes after them."""
@@ -264,36 +264,10 @@ class Scheduler:
         return reason
 
 
-class _Leaders:
-    """Requests whose prompts are being computed, found by their first block: less than a block is not waited for."""
-
-    def __init__(self, block_size: int, running: Iterable[Request]) -> None:
-        self._block_size = block_size
-        self._by_first_block: dict[tuple[Namespace, bytes], list[Request]] = {}
-        for request in running:
-            self.add(request)
-
-    def add(self, request: Request) -> None:
-        """It runs; one that decodes has nothing left to wait for."""
-        if request.uses_cache and request.computed < request.length - 1:
-            self._by_first_block.setdefault(self._key(request), []).append(request)
-
-    def shared(self, request: Request) -> int:
-        """Tokens of the longest run of full blocks that it shares with one of them; its last token is not shared."""
-        mine = request.known[:-1]
-        alike = self._by_first_block.get(self._key(request), ())
-        longest = max((_common_prefix(leader.known, mine) for leader in alike), default=0)
-        return longest - longest % self._block_size
-
-    def _key(self, request: Request) -> tuple[Namespace, bytes]:
-        return request.namespace, request.known[: self._block_size].tobytes()
-
-
-def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
-    """How many leading tokens are equal."""
-    length = min(len(a), len(b))
-    if not length:
-        return 0
-    differ = a[:length] != b[:length]
-    first = int(differ.argmax())
-    return first if differ[first] else length
+def _next_tokens(request: Request, budget: int) -> tuple[int, int]:
+    """How many tokens of a running request come next, and what they leave of the prompts' budget."""
+    left = 0 if request.is_complete else request.length - request.computed
+    if left <= 1:
+        return left, budget
+    count = min(left, budget)
+    return count, budget - count

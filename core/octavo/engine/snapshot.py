@@ -120,7 +120,7 @@ def _request(request: Request, places: Mapping[Node, int]) -> ActiveRequest:
         prompt_tokens=request.prompt_length,
         cached_tokens=request.cached_tokens or 0,
         computed_tokens=request.computed,
-        tokens=request.length,
+        tokens=len(request.known),
         most_tokens=request.max_length,
         blocks=0 if table is None else table.count,
         node=-1 if table is None else _place(table.node, places),

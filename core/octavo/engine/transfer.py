@@ -22,7 +22,8 @@ def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
-    return views(staged(arrays, pin=device.type == "cuda").to(device, non_blocking=True), arrays)
+    pin = device.type == "cuda"  # elsewhere the transfer is over when the staged bytes are let go
+    return views(staged(arrays, pin=pin).to(device, non_blocking=pin), arrays)
 
 
 def staged(arrays: Sequence[NDArray[Any]], *, pin: bool) -> Tensor:
@@ -50,6 +51,7 @@ def _starts(arrays: Sequence[NDArray[Any]]) -> list[int]:
 
 
 _DTYPES = {
+    "bool": torch.bool,
     "int32": torch.int32,
     "int64": torch.int64,
     "float32": torch.float32,
@@ -70,7 +72,7 @@ class Download:
                 for tensor in tensors
             ]
             self._event = torch.cuda.Event()
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(tensors[0].device))
 
     def arrays(self) -> list[NDArray[Any]]:
         """They have arrived."""

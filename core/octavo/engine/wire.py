@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine import messages
-from octavo.engine.engine import Output
+from octavo.engine.output import Output
 from octavo.engine.request import FinishReason
 from octavo.engine.sampler import TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams

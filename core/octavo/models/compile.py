@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,20 +39,29 @@ def compiled(model: PreTrainedModel) -> Forward:
     try:
         with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
             warnings.simplefilter("ignore")  # the compiler's, about itself
-            one = _Program.of(recorded, partial(_compile_for_one, tuned=on_gpu))
+            one = _Program.of(recorded, partial(_compile_for_one, on_gpu=on_gpu))
             many = _Program.of(recorded, partial(_compile_for_many, tokens=tokens, rows=rows if on_gpu else None))
     except Exception as error:
         # The compiler has no class of its own for what can go wrong in it.
         raise CompileFailed(" ".join(str(error).split())[:300]) from error
-    plain = eager(model)
+    plain, most_tokens, most_rows = eager(model), _most(recorded, tokens), _most(recorded, rows)
 
     def forward(ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         if ids.shape[1] > 1:
-            return many(ids, positions, rows)
+            fits = ids.shape[1] <= most_tokens and len(rows) <= most_rows
+            return (many if fits else plain)(ids, positions, rows)
         # A chunk of one token whose logits nobody wants is rare.
         return (one if len(rows) == 1 else plain)(ids, positions, rows)
 
     return forward
+
+
+def _most(recorded: Capture, size: Any) -> int:
+    """Up to how many tokens, or rows, elements of a value can be counted in 32 bits, as compiled code does."""
+    values = (node.meta.get("val") for step in recorded.steps if isinstance(step, Piece) for node in step.graph.nodes)
+    numbers: Iterator[Any] = (value.numel() for value in values if isinstance(value, FakeTensor))
+    widths = [int(n.node.expr.coeff(size)) for n in numbers if isinstance(n, torch.SymInt)]
+    return (2**31 - 1) // max(1, *widths)
 
 
 def _on_gpu(model: PreTrainedModel) -> bool:
@@ -153,12 +162,8 @@ def _stand_ins(piece: Piece) -> list[Any]:
     return [_stand_in(value, mode) for value in piece.placeholders]
 
 
-def _compile_for_one(piece: Piece, tuned: bool) -> Callable[..., Any]:
-    """For one token and one row of logits: all sizes are 1.
-
-    tuned: a GPU's products of one row wait for the weights. As kernels that the compiler writes and tunes, together
-    with what stands before and behind them, they come closer to what the memory gives than a library's.
-    """
+def _compile_for_one(piece: Piece, on_gpu: bool) -> Callable[..., Any]:
+    """For one token and one row of logits: all sizes are 1."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
         arguments = [
@@ -167,7 +172,34 @@ def _compile_for_one(piece: Piece, tuned: bool) -> Callable[..., Any]:
             else value
             for value in piece.placeholders
         ]
-    return _inductor(piece, [_stand_in(value, mode) for value in arguments], "from_example_inputs", tuned)
+    return _inductor(
+        _with_sums(piece) if on_gpu else piece,
+        [_stand_in(value, mode) for value in arguments],
+        "from_example_inputs",
+        on_gpu,
+    )
+
+
+def _with_sums(piece: Piece) -> Piece:
+    """The same with each product of one row as the sum of products that it is, for a GPU.
+
+    Such a product waits for its weights. As a kernel that the compiler writes and whose shape it chooses by measuring,
+    together with what stands before and behind it, it comes closer to what the memory gives than a library's.
+    """
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(piece.graph, {}))
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.mm.default:
+            x, weight = node.args
+            with graph.inserting_before(node):
+                column, matrix = (
+                    graph.call_function(torch.ops.aten.unsqueeze.default, each) for each in ((x, 2), (weight, 0))
+                )
+                products = graph.call_function(torch.ops.aten.mul.Tensor, (column, matrix))
+                total = graph.call_function(torch.ops.aten.sum.dim_IntList, (products, [1]))
+            node.replace_all_uses_with(total)
+            graph.erase_node(node)
+    return Piece(graph, piece.inputs, piece.outputs)
 
 
 def _sizes(lengths: Sequence[int | torch.SymInt]) -> list[int]:
@@ -185,8 +217,8 @@ def _stand_in(value: Tensor, mode: FakeTensorMode) -> Tensor:
     return value if isinstance(value, FakeTensor) else mode.from_tensor(value, static_shapes=True)
 
 
-def _inductor(piece: Piece, arguments: list[Any], shapes: Any, tuned: bool = False) -> Callable[..., Any]:
+def _inductor(piece: Piece, arguments: list[Any], shapes: Any, measured: bool = False) -> Callable[..., Any]:
     module = fx.GraphModule(nn.Module(), piece.graph)
     # In this process: helpers of the compiler would stay, with a PyTorch of their own in memory.
-    with torch._inductor.config.patch(compile_threads=1, coordinate_descent_tuning=tuned):
+    with torch._inductor.config.patch(compile_threads=1, max_autotune_pointwise=measured):
         return standalone_compile(module, arguments, dynamic_shapes=shapes)

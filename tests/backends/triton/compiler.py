@@ -111,11 +111,11 @@ def shapes(target: str, *, complete: bool) -> Iterator[Shape]:
 
 
 def compile_all(shape: Shape, target: str) -> None:
-    """Every kernel of a step with few rows that decode, and of one with many."""
+    """Every kernel of a step in which one row decodes and another does not."""
 
     class There(shape.backend):  # type: ignore[name-defined,misc]
         def tune(self) -> Tuning:
-            return tuned(shape.spec, target, SHARED_BYTES[target])
+            return tuned(shape.backend.name, shape.spec, target, SHARED_BYTES[target])
 
         def count_processors(self) -> int:
             return PROCESSORS
@@ -123,17 +123,14 @@ def compile_all(shape: Shape, target: str) -> None:
     backend = There(shape.spec, shape.block_size, CPU(), sinks=torch.zeros(1, 32) if shape.spec.sinks else None)
     cache = backend.layout.allocate(4, torch.device("cpu"))
     spec = shape.spec
-    for decodes, prompts in ((1, 1), (PROCESSORS, 0)):
-        tokens = decodes + 64 * prompts
-        batch = _batch(decodes, prompts)
-        query = torch.empty(tokens, spec.heads, spec.head_size, dtype=spec.dtype)
-        key = torch.empty(tokens, spec.kv_heads, spec.head_size, dtype=spec.dtype)
-        backend.layout.write(cache, 0, key, key, batch.slots)
-        backend.attend(query, key, key, cache, backend.plan(batch), 0)
+    batch = _batch(1, 64)
+    query = torch.empty(65, spec.heads, spec.head_size, dtype=spec.dtype)
+    key = torch.empty(65, spec.kv_heads, spec.head_size, dtype=spec.dtype)
+    backend.layout.write(cache, 0, key, key, batch.slots)
+    backend.attend(query, key, key, cache, backend.plan(batch), 0)
 
 
-def _batch(decodes: int, prompts: int) -> AttentionBatch:
-    counts = [1] * decodes + [64] * prompts
+def _batch(*counts: int) -> AttentionBatch:
     return AttentionBatch(
         query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
         context_lengths=torch.full((len(counts),), 100, dtype=torch.int32),
@@ -141,7 +138,7 @@ def _batch(decodes: int, prompts: int) -> AttentionBatch:
         slots=torch.zeros(sum(counts), dtype=torch.int64),
         max_query=max(counts),
         max_context=100,
-        decodes=decodes,
+        decodes=counts.count(1),
     )
 
 

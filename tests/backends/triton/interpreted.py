@@ -13,10 +13,7 @@ from octavo_cuda.backend import FlashDecodingBackend, PagedBackend
 from octavo_triton.backend import TritonBackend
 from octavo_triton.tuning import DecodeTile, PrefillTile, Tuning
 
-TILE = DecodeTile(keys=16, warps=4, stages=2, per_processor=12, least=16)
-SMALL = Tuning(
-    few=TILE, many=replace(TILE, per_processor=1), prefill=PrefillTile(queries=16, keys=16, warps=4, stages=2)
-)
+TILE = DecodeTile(keys=16, warps=4, stages=2, per_processor=12, uneven=16, least=16)
 PROCESSORS = 8
 
 
@@ -31,7 +28,7 @@ class Interpreted(TritonBackend):
         return None
 
     def tune(self) -> Tuning:
-        return Tuning(few=TILE, many=TILE, prefill=PrefillTile(queries=32, keys=32, warps=4, stages=2))
+        return Tuning(decode=TILE, prefill=PrefillTile(queries=32, keys=32, warps=4, stages=2))
 
     def count_processors(self) -> int:
         return PROCESSORS

@@ -61,13 +61,16 @@ def test_one_long_context_among_short_ones(
     contexts=st.lists(st.integers(0, 3000), min_size=1, max_size=40),
     window=st.one_of(st.none(), st.integers(1, 500)),
     wanted=st.integers(1, 40),
+    uneven=st.integers(1, 40),
     needed=st.integers(1, 40),
 )
-def test_parts_cover_each_context_once(contexts: list[int], window: int | None, wanted: int, needed: int) -> None:
+def test_parts_cover_each_context_once(
+    contexts: list[int], window: int | None, wanted: int, uneven: int, needed: int
+) -> None:
     """And no more parts are made than there is room for, however the tokens are spread."""
-    room = max(wanted, needed) + len(contexts)
+    room = max(wanted, uneven) + len(contexts)
     nothing = Scratch(torch.empty(0), torch.empty(0))
-    work = Decodes(len(contexts), TILE, wanted, needed, torch.full((5, room), -7, dtype=torch.int32), nothing)
+    work = Decodes(len(contexts), TILE, wanted, uneven, needed, torch.full((5, room), -7, dtype=torch.int32), nothing)
     launch.split(work, torch.tensor(contexts, dtype=torch.int32), window)
     found = items_of(work)
     for row, context in enumerate(contexts):
@@ -87,6 +90,21 @@ def test_parts_cover_each_context_once(contexts: list[int], window: int | None, 
 
 def items_of(work: Decodes) -> list[tuple[int, ...]]:
     return [tuple(item) for item in work.items.T.tolist() if item[0] >= 0]
+
+
+@pytest.mark.parametrize(
+    ("contexts", "longest"),
+    [([4096, *[16] * 60], 32), ([1600] * 16, 800), ([64] * 96, 64), ([6400], 200)],
+    ids=["one long among short ones", "even, in two parts", "even", "one alone"],
+)
+def test_uneven_contexts_alone_are_split_further(contexts: list[int], longest: int) -> None:
+    """A long one among short ones is not left in parts that take as long as many of the short ones."""
+    wanted, uneven = 32, 160
+    items = torch.empty(5, uneven + len(contexts), dtype=torch.int32)
+    nothing = Scratch(torch.empty(0), torch.empty(0))
+    work = Decodes(len(contexts), TILE, wanted, uneven, 8, items, nothing)
+    launch.split(work, torch.tensor(contexts, dtype=torch.int32), None)
+    assert max(end - first for _, first, end, *_ in items_of(work)) == -(-longest // TILE.keys) * TILE.keys
 
 
 def test_eight_processors_are_kept_busy() -> None:

@@ -9,12 +9,16 @@ from octavo_triton.tuning import PLAIN, DecodeTile, PrefillTile, Tuning, fitted
 
 POWERS = st.integers(4, 8).map(lambda exponent: 1 << exponent)
 DECODES = st.builds(
-    DecodeTile, keys=POWERS, warps=st.sampled_from([1, 2, 4]), stages=st.integers(1, 6), per_processor=st.integers(1, 8)
+    DecodeTile,
+    keys=POWERS,
+    warps=st.sampled_from([1, 2, 4]),
+    stages=st.integers(1, 6),
+    per_processor=st.integers(1, 8),
+    uneven=st.integers(1, 8),
 )
 TUNINGS = st.builds(
     Tuning,
-    few=DECODES,
-    many=DECODES,
+    decode=DECODES,
     prefill=st.builds(
         PrefillTile, queries=POWERS, keys=POWERS, warps=st.sampled_from([4, 8]), stages=st.integers(1, 4)
     ),
@@ -30,7 +34,7 @@ TUNINGS = st.builds(
 )
 def test_tiles_fit(tuning: Tuning, dims: int, itemsize: int, group: int, shared_bytes: int) -> None:
     found = fitted(tuning, dims, itemsize, group, shared_bytes)
-    for name in ("few", "many", "prefill"):
+    for name in ("decode", "prefill"):
         tile, wished = getattr(found, name), getattr(tuning, name)
         assert tile.keys & (tile.keys - 1) == 0
         assert tile.warps & (tile.warps - 1) == 0

@@ -6,13 +6,14 @@ import triton.language as tl
 from octavo_triton.kernels.common import absorb, finite, is_upright, sink
 
 
-@triton.jit(do_not_specialize=["rows", "room", "wanted", "needed"])
+@triton.jit(do_not_specialize=["rows", "room", "wanted", "uneven", "needed"])
 def split(
     items,
     contexts,
     rows,
     room,
     wanted,
+    uneven,
     needed,
     ROWS: tl.constexpr,
     ITEMS: tl.constexpr,
@@ -23,8 +24,9 @@ def split(
     """Who does what: items [5, room] int32 of row (-1: nothing), first token, end, part, and parts of the row.
 
     All rows' tokens are shared out among about `wanted` items, in multiples of UNIT tokens, so that one long context
-    among short ones is many items; but parts have LEAST tokens, unless there were fewer than `needed` items then. Each
-    program fills ITEMS of them. A row has one item at least, so that its output is written.
+    among short ones is many items; but parts have LEAST tokens, unless there were fewer than `needed` items then. If
+    the longest part would be twice the mean one, for the sake of short rows, there are about `uneven` items instead.
+    Each program fills ITEMS of them. A row has one item at least, so that its output is written.
     """
     row = tl.arange(0, ROWS)
     context = tl.load(contexts + row, mask=row < rows, other=0)
@@ -33,9 +35,11 @@ def split(
         oldest = tl.maximum(context - WINDOW, 0) // UNIT * UNIT
     tokens = context - oldest
     all_tokens = tl.sum(tokens)
-    share = tl.maximum(tl.cdiv(all_tokens, wanted), tl.minimum(tl.cdiv(all_tokens, needed), LEAST))
-    size = tl.cdiv(tl.maximum(share, 1), UNIT) * UNIT
-    parts = tl.where(row < rows, tl.maximum(tl.cdiv(tokens, size), 1), 0)
+    fewest = tl.minimum(tl.cdiv(all_tokens, needed), LEAST)
+    parts = parts_of(tokens, tl.maximum(tl.cdiv(all_tokens, wanted), fewest), row < rows, UNIT)
+    longest = tl.max(tokens // tl.maximum(parts, 1)).to(tl.int64)
+    if longest * tl.sum(parts) > 2 * all_tokens:
+        parts = parts_of(tokens, tl.maximum(tl.cdiv(all_tokens, uneven), fewest), row < rows, UNIT)
     ends = tl.cumsum(parts, 0)
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     owner = tl.sum((ends[None, :] <= item[:, None]).to(tl.int32), 1)
@@ -53,6 +57,13 @@ def split(
     tl.store(items + 2 * room + item, tl.minimum(first + even, end), mask=fits)
     tl.store(items + 3 * room + item, part, mask=fits)
     tl.store(items + 4 * room + item, count, mask=fits)
+
+
+@triton.jit
+def parts_of(tokens, share, real, UNIT: tl.constexpr):
+    """How many parts of at most about `share` tokens each row has; one at least, and none where it is not real."""
+    size = tl.cdiv(tl.maximum(share, 1), UNIT) * UNIT
+    return tl.where(real, tl.maximum(tl.cdiv(tokens, size), 1), 0)
 
 
 @triton.jit(do_not_specialize=["width", "room"])
