@@ -81,9 +81,10 @@ class LLM:
             tokens = 0
             try:
                 while (arrived := self._session.advance(generations)) is not None:
-                    tokens += len(arrived)
-                    ended = sum(token.finish_reason is not None for token in arrived)
-                    bar.update(task, advance=ended, tokens=tokens)
+                    if progress:
+                        tokens += len(arrived)
+                        ended = sum(token.finish_reason is not None for token in arrived)
+                        bar.update(task, advance=ended, tokens=tokens)
             finally:
                 self._abandon(generations)
         return [generation.result() for generation in generations]

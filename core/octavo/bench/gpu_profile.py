@@ -84,7 +84,7 @@ def profiled(runner: Runner, run: Callable[[], Result]) -> tuple[Result, list[Pr
 def kernels(events: Iterable[Kernel]) -> list[ProfileRow]:
     """Each place's time and its kernels', the longest first, and the time that nothing ran in. It adds up."""
     ran = sorted(
-        (event.time_range.start, event.time_range.end, event.name)
+        (event.time_range.start, event.time_range.end, _plain(event.name))
         for event in events
         if event.device_type.name == "CUDA"
     )
@@ -104,6 +104,11 @@ def kernels(events: Iterable[Kernel]) -> list[ProfileRow]:
         rows.append(ProfileRow(place, "", sum(seconds[key] for key in members), sum(calls[key] for key in members)))
         rows += [ProfileRow(place, key[1], seconds[key], calls[key]) for key in members]
     return [*rows, ProfileRow(IDLE, "", idle, gaps)]
+
+
+def _plain(name: str) -> str:
+    """A C++ kernel's name without its result and template arguments, which are a page long."""
+    return name.removeprefix("void ").partition("<")[0]
 
 
 def _place(name: str) -> str:

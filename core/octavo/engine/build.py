@@ -16,7 +16,7 @@ from octavo import native
 from octavo.attention.device import Device
 from octavo.attention.select import Selection, choose, choose_device
 from octavo.engine import warm_up
-from octavo.engine.drawing import compiled_draw
+from octavo.engine.drawing import compiled_draw, plain_draw
 from octavo.engine.engine import Engine
 from octavo.engine.graphs import DecodeGraphs, NotCaptured
 from octavo.engine.runner import Runner
@@ -181,7 +181,8 @@ def _captured(
     """Graphs of decode steps of these sizes, or None, with the reason in the log."""
     width = -(-(limits.max_total_tokens + limits.spare_slots) // selection.block_size)
     try:
-        graphs = DecodeGraphs(runner.forward, runner.groups, device, sizes, width)
+        draw = runner.sampler.draw or plain_draw
+        graphs = DecodeGraphs(runner.forward, draw, runner.groups, device, sizes, width)
         graphs.capture()
     except (NotCaptured, torch.OutOfMemoryError) as error:
         logger.warning("decode steps run as they are, without graphs: %s", error)

@@ -44,18 +44,34 @@ def plain_draw(logits: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:
     """int64 [rows]: of logits [rows, vocab] at temperature [rows] float32, without filters.
 
     uniforms: float64 [rows]. At temperature 0 all weights but those of the likeliest tokens vanish, and a uniform of 0
-    falls on the first of these.
+    falls on the first of these. All logits are read once: each span's weights are relative to its own largest.
     """
+    vocab = logits.shape[-1]
+    whole = vocab - vocab % _SPAN
+    scale = temperature.clamp(min=_TINY)[:, None]
+    peaks, totals = _spans(logits[:, :whole].view(len(logits), whole // _SPAN, _SPAN), scale)
+    if whole < vocab:
+        last_peak, last_total = _spans(logits[:, None, whole:], scale)
+        peaks, totals = torch.cat([peaks, last_peak], -1), torch.cat([totals, last_total], -1)
+    span, within = _locate(totals * ((peaks - peaks.amax(-1, keepdim=True)) / scale).exp(), uniforms)
+    members = span[:, None] * _SPAN + torch.arange(_SPAN, device=logits.device)
+    scores = logits.gather(-1, members.clamp(max=vocab - 1)).float()
+    inside = ((scores - peaks.gather(-1, span[:, None])) / scale).exp().masked_fill(members >= vocab, 0)
+    return (span * _SPAN + _locate(inside, within)[0]).clamp(max=vocab - 1)
+
+
+def _spans(logits: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Of logits [rows, spans, tokens] each span's largest, and its weights' sum relative to that: [rows, spans]."""
     scores = logits.float()
-    weights = ((scores - scores.amax(-1, keepdim=True)) / temperature.clamp(min=_TINY)[:, None]).exp()
-    return inverse_cdf(weights, uniforms)
+    peaks = scores.amax(-1)
+    return peaks, ((scores - peaks[..., None]) / scale[..., None]).exp().sum(-1)
 
 
 PlainDraw = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def compiled_draw(vocab: int, dtype: torch.dtype, device: torch.device) -> PlainDraw | None:
-    """`plain_draw` in two passes over the logits, ready for any number of rows; None, with a warning, if that fails.
+    """`plain_draw` as a few kernels, ready for any number of rows; None, with a warning, if that fails.
 
     Takes seconds, and runs within inference mode, as a step does: code is compiled for one mode.
     """

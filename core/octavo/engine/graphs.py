@@ -2,6 +2,7 @@
 
 What a graph reads lies where it lay at capture. So a step's numbers are copied into tensors that stay, rows of padding
 (slot -1, no context) fill it up to the next size that was captured, and each backend refreshes its own plan in place.
+The tokens that a step draws stay where the next one finds them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from torch import Tensor
 
 from octavo.attention.contract import AttentionBatch
 from octavo.attention.device import Device
+from octavo.engine.drawing import PlainDraw
 from octavo.engine.step import Step
-from octavo.engine.transfer import upload
+from octavo.engine.transfer import pins, staged, upload, views
 from octavo.models.bridge import AttentionGroup
 from octavo.models.capture import Forward
 
@@ -49,28 +51,44 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """The model for steps in which every row has one token."""
+    """Model and draws for steps in which every row has one token."""
 
     def __init__(
-        self, forward: Forward, groups: Sequence[AttentionGroup], device: Device, sizes: Sequence[int], width: int
+        self,
+        forward: Forward,
+        draw: PlainDraw,
+        groups: Sequence[AttentionGroup],
+        device: Device,
+        sizes: Sequence[int],
+        width: int,
     ) -> None:
         """`sizes`: rows, ascending; width: blocks of the longest request. Nothing is captured yet."""
         self.forward = forward
+        self.draw = draw
         self.groups = groups
         self.device = device
         self.sizes = list(sizes)
         self.width = width
         self.replays = 0
-        most, where = self.sizes[-1], device.torch_device
-        self._ids, self._positions = (torch.zeros(1, most, dtype=torch.int64, device=where) for _ in range(2))
-        self._slots = torch.empty(most, dtype=torch.int64, device=where)
-        self._rows = torch.arange(most, device=where)
-        self._starts = torch.arange(most + 1, dtype=torch.int32, device=where)
-        self._contexts = torch.empty(most, dtype=torch.int32, device=where)
-        self._table = torch.zeros(most, width, dtype=torch.int32, device=where)
-        self._logits: Tensor | None = None
         self._graphs: dict[int, _Graph] = {}
         self._pool = device.graph_pool()
+        self._told_table: NDArray[np.int32] | None = None
+        self._logits: Tensor | None = None
+        self._allocate(self.sizes[-1], width, device.torch_device)
+
+    @torch.inference_mode()
+    def _allocate(self, most: int, width: int, where: torch.device) -> None:
+        """Tensors of the kind that steps have, for which `draw` is compiled."""
+        blank = _Numbers(most)
+        self._packed = staged(blank.arrays, pin=False).to(where)
+        ids, positions, self._slots, self._uniforms, self._contexts, self._temperature = views(
+            self._packed, blank.arrays
+        )
+        self._ids, self._positions = ids[None], positions[None]
+        self._rows = torch.arange(most, device=where)
+        self._starts = torch.arange(most + 1, dtype=torch.int32, device=where)
+        self._table = torch.zeros(most, width, dtype=torch.int32, device=where)
+        self._tokens = torch.zeros(max(most, MOST_ROWS), dtype=torch.int64, device=where)
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -80,8 +98,6 @@ class DecodeGraphs:
         """
         for size in reversed(self.sizes):
             try:
-                self._slots.fill_(-1)
-                self._contexts.zero_()
                 plans = self._plan(size, 0)
                 self._compute(size)
                 replay = self.device.capture(partial(self._compute, size), self._pool)
@@ -91,16 +107,22 @@ class DecodeGraphs:
                 raise NotCaptured(f"{self.device.name} captures nothing, though it says that it does")
             self._graphs[size] = _Graph(plans, replay)
 
-    def takes(self, step: Step) -> bool:
-        """Is it a step of rows of one token, of which there are not too many?"""
+    def takes(self, step: Step, last: Tensor) -> bool:
+        """Is it a step of rows of one token, of which there are not too many, nor in the step before?"""
         rows, width = step.block_table.shape
-        return bool(step.decodes == rows and rows <= self.sizes[-1] and width <= self.width)
+        fits = rows <= self.sizes[-1] and width <= self.width and len(last) <= len(self._tokens)
+        return bool(step.decodes == rows and fits)
 
-    def logits(self, step: Step, last: Tensor) -> Tensor:
-        """[len(step.logits_of), vocab]; they are overwritten by the next step. `last`: tokens of the step before."""
+    def run(self, step: Step, last: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits [len(step.logits_of), vocab], and tokens [rows] int64 for rows that want no more than a temperature.
+
+        The tokens are None where logits are wanted of other rows than all in their order. The next step overwrites
+        both. `last`: tokens of the step before.
+        """
         rows = len(step.context_lengths)
         size = self.sizes[bisect_left(self.sizes, rows)]
-        self._fill(step, size, last)
+        in_order = len(step.sampling) == rows == len(step.logits_of) and bool((np.diff(step.logits_of) == 1).all())
+        self._fill(step, in_order, last)
         plans, graph = self._plan(size, int(step.context_lengths.max())), self._graphs[size]
         if all(new is held for new, held in zip(plans, graph.plans, strict=True)):
             graph.replay()
@@ -108,25 +130,21 @@ class DecodeGraphs:
         else:
             self._compute(size)
         assert self._logits is not None
-        if len(step.logits_of) == rows and (np.diff(step.logits_of) == 1).all():
-            return self._logits[:rows]
-        return self._logits[upload([step.logits_of], self._logits.device)[0]]
+        if in_order:
+            return self._logits[:rows], self._tokens[:rows]
+        return self._logits[upload([step.logits_of], self._logits.device)[0]], None
 
-    def _fill(self, step: Step, size: int, last: Tensor) -> None:
-        """Rows of padding have no slot and no context; which token and position they have does not matter."""
-        rows, width = step.block_table.shape
-        ids, positions, slots, contexts, table = upload(
-            [
-                _padded(step.token_ids, size, 0), _padded(step.positions, size, 0), _padded(step.slots, size, -1),
-                _padded(step.context_lengths, size, 0), step.block_table,
-            ],
-            self.device.torch_device,
-        )  # fmt: skip
-        self._ids[0, :size].copy_(follow(ids, last) if step.follows else ids)
-        self._positions[0, :size].copy_(positions)
-        self._slots[:size].copy_(slots)
-        self._contexts[:size].copy_(contexts)
-        self._table[:rows, :width].copy_(table)
+    def _fill(self, step: Step, draws: bool, last: Tensor) -> None:
+        """Everything in one transfer, but for the block table, which seldom changes."""
+        numbers, device = _Numbers.of(step, self.sizes[-1], draws), self.device.torch_device
+        pin = pins(device)
+        self._packed.copy_(staged(numbers.arrays, pin=pin), non_blocking=pin)
+        if step.follows and last.data_ptr() != self._tokens.data_ptr():
+            self._tokens[: len(last)].copy_(last)
+        if self._told_table is None or not np.array_equal(self._told_table, step.block_table):
+            rows, width = step.block_table.shape
+            self._table[:rows, :width].copy_(upload([step.block_table], device)[0])
+            self._told_table = step.block_table
 
     def _plan(self, size: int, max_context: int) -> list[Any]:
         batch = AttentionBatch(
@@ -139,21 +157,40 @@ class DecodeGraphs:
         return [group.plan for group in self.groups]
 
     def _compute(self, size: int) -> None:
-        logits = self.forward(self._ids[:, :size], self._positions[:, :size], self._rows[:size])[0]
+        ids = follow(self._ids[:, :size], self._tokens)
+        logits = self.forward(ids, self._positions[:, :size], self._rows[:size])[0]
         if self._logits is None:
             self._logits = torch.empty(self.sizes[-1], *logits.shape[1:], dtype=logits.dtype, device=logits.device)
         self._logits[:size].copy_(logits)
+        self._tokens[:size].copy_(self.draw(self._logits[:size], self._temperature[:size], self._uniforms[:size]))
+
+
+class _Numbers:
+    """What a step's rows differ in, for so many rows. Those of padding have no slot and no context."""
+
+    def __init__(self, most: int) -> None:
+        self.ids, self.positions = (np.zeros(most, np.int64) for _ in range(2))
+        self.slots = np.full(most, -1, np.int64)
+        self.uniforms = np.zeros(most, np.float64)
+        self.contexts = np.zeros(most, np.int32)
+        self.temperature = np.zeros(most, np.float32)
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """All of them, always in this order."""
+        return [self.ids, self.positions, self.slots, self.uniforms, self.contexts, self.temperature]
+
+    @classmethod
+    def of(cls, step: Step, most: int, draws: bool) -> _Numbers:
+        """A step's; `draws`: its rows are those that sample, in the same order."""
+        numbers, rows = cls(most), len(step.context_lengths)
+        numbers.ids[:rows], numbers.positions[:rows], numbers.slots[:rows] = step.token_ids, step.positions, step.slots
+        numbers.contexts[:rows] = step.context_lengths
+        if draws:
+            numbers.uniforms[:rows], numbers.temperature[:rows] = step.sampling.uniforms, step.sampling.temperature
+        return numbers
 
 
 def follow(ids: Tensor, last: Tensor) -> Tensor:
-    """Token ids [tokens] int64 in which each -1 - row is replaced by last [rows] of that row."""
+    """Token ids int64 in which each -1 - row is replaced by last [rows] of that row."""
     return torch.where(ids < 0, last[(-1 - ids).clamp_(min=0)], ids)
-
-
-def _padded(array: NDArray[Any], size: int, value: int) -> NDArray[Any]:
-    """[size], its end filled with a value."""
-    if len(array) == size:
-        return array
-    padded = np.full(size, value, array.dtype)
-    padded[: len(array)] = array
-    return padded

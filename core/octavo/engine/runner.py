@@ -67,12 +67,13 @@ class Runner:
         Raises what the model, the backend or the device raises.
         """
         self._copy(step.copies)
-        if self.graphs is not None and self.graphs.takes(step):
-            logits = self.graphs.logits(step, self._last)
+        drawn = None
+        if self.graphs is not None and self.graphs.takes(step, self._last):
+            logits, drawn = self.graphs.run(step, self._last)
         else:
             logits = self._logits(step)
         sampling = len(step.sampling)
-        chosen = self.sampler.choose(logits[:sampling], step.sampling, step.processors)
+        chosen = self.sampler.choose(logits[:sampling], step.sampling, step.processors, drawn)
         prompts = []
         start = sampling
         for prompt in step.prompts:

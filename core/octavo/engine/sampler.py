@@ -102,20 +102,22 @@ class Sampler:
         logits: Tensor,
         batch: SamplingBatch,
         processors: Sequence[tuple[int, LogitsProcessor, Sequence[int]]] = (),
+        drawn: Tensor | None = None,
     ) -> Chosen:
         """Choose from logits [rows, vocab] of any float dtype, which stay as they are.
 
-        processors: (row, processor, the row's output ids). Log-probabilities are the model's own: the log-softmax in
-        float32 of the unmodified logits. Temperature, penalties, filters and bans do not show in them. A row of NaN
-        gives some id of the vocabulary. Raises ValueError if logits and batch differ in rows.
+        drawn: the tokens [rows] that a `PlainDraw` has given already, for rows that want no more. processors: (row,
+        processor, the row's output ids). Log-probabilities are the model's own: the log-softmax in float32 of the
+        unmodified logits. Temperature, penalties, filters and bans do not show in them. A row of NaN gives some id of
+        the vocabulary. Raises ValueError if logits and batch differ in rows.
         """
         if logits.shape[0] != len(batch):
             raise ValueError(f"{logits.shape[0]} rows of logits for a batch of {len(batch)}: give one row per sequence")
         failed: dict[int, BaseException] = {}
         asked = np.flatnonzero(batch.top_logprobs >= 0)
-        chosen = Chosen(
-            self._tokens(logits, batch, processors, failed), len(batch), asked, batch.top_logprobs[asked], failed=failed
-        )
+        if drawn is None or processors or not batch.temperature_only:
+            drawn = self._tokens(logits, batch, processors, failed)
+        chosen = Chosen(drawn, len(batch), asked, batch.top_logprobs[asked], failed=failed)
         if asked.size:
             index = _tensor(asked, logits.device)
             asking = logits.index_select(0, index)

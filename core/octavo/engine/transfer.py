@@ -22,8 +22,13 @@ def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
-    pin = device.type == "cuda"  # elsewhere the transfer is over when the staged bytes are let go
+    pin = pins(device)
     return views(staged(arrays, pin=pin).to(device, non_blocking=pin), arrays)
+
+
+def pins(device: torch.device) -> bool:
+    """Does it read memory of the host by itself? Elsewhere a transfer is over before what is sent may be let go."""
+    return device.type == "cuda"
 
 
 def staged(arrays: Sequence[NDArray[Any]], *, pin: bool) -> Tensor:
@@ -65,17 +70,18 @@ class Download:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         """Begin: what the tensors hold by now, as the device counts, is what arrives."""
         self._event: torch.cuda.Event | None = None
-        self._tensors = list(tensors)
-        if tensors and tensors[0].is_cuda:
-            self._tensors = [
-                torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-                for tensor in tensors
-            ]
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(tensors[0].device))
+        if not tensors or not pins(tensors[0].device):
+            self._tensors = [tensor.to("cpu", copy=True) for tensor in tensors]
+            return
+        self._tensors = [
+            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+            for tensor in tensors
+        ]
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(tensors[0].device))
 
     def arrays(self) -> list[NDArray[Any]]:
         """They have arrived."""
         if self._event is not None:
             self._event.synchronize()
-        return [tensor.numpy(force=True) for tensor in self._tensors]
+        return [tensor.numpy() for tensor in self._tensors]

@@ -163,7 +163,12 @@ def _stand_ins(piece: Piece) -> list[Any]:
 
 
 def _compile_for_one(piece: Piece, on_gpu: bool) -> Callable[..., Any]:
-    """For one token and one row of logits: all sizes are 1."""
+    """For one token and one row of logits: all sizes are 1.
+
+    A GPU's products of one row wait for the weights. Told to search for the best shapes, the compiler writes them as
+    kernels of its own, together with what stands before and behind them, and comes closer to what the memory gives
+    than a library's. To choose among a few shapes takes a third of the time, but missed the good ones now and then.
+    """
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
         arguments = [
@@ -172,34 +177,7 @@ def _compile_for_one(piece: Piece, on_gpu: bool) -> Callable[..., Any]:
             else value
             for value in piece.placeholders
         ]
-    return _inductor(
-        _with_sums(piece) if on_gpu else piece,
-        [_stand_in(value, mode) for value in arguments],
-        "from_example_inputs",
-        on_gpu,
-    )
-
-
-def _with_sums(piece: Piece) -> Piece:
-    """The same with each product of one row as the sum of products that it is, for a GPU.
-
-    Such a product waits for its weights. As a kernel that the compiler writes and whose shape it chooses by measuring,
-    together with what stands before and behind it, it comes closer to what the memory gives than a library's.
-    """
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(piece.graph, {}))
-    for node in list(graph.nodes):
-        if node.target is torch.ops.aten.mm.default:
-            x, weight = node.args
-            with graph.inserting_before(node):
-                column, matrix = (
-                    graph.call_function(torch.ops.aten.unsqueeze.default, each) for each in ((x, 2), (weight, 0))
-                )
-                products = graph.call_function(torch.ops.aten.mul.Tensor, (column, matrix))
-                total = graph.call_function(torch.ops.aten.sum.dim_IntList, (products, [1]))
-            node.replace_all_uses_with(total)
-            graph.erase_node(node)
-    return Piece(graph, piece.inputs, piece.outputs)
+    return _inductor(piece, [_stand_in(value, mode) for value in arguments], "from_example_inputs", on_gpu)
 
 
 def _sizes(lengths: Sequence[int | torch.SymInt]) -> list[int]:
@@ -217,8 +195,8 @@ def _stand_in(value: Tensor, mode: FakeTensorMode) -> Tensor:
     return value if isinstance(value, FakeTensor) else mode.from_tensor(value, static_shapes=True)
 
 
-def _inductor(piece: Piece, arguments: list[Any], shapes: Any, measured: bool = False) -> Callable[..., Any]:
+def _inductor(piece: Piece, arguments: list[Any], shapes: Any, searching: bool = False) -> Callable[..., Any]:
     module = fx.GraphModule(nn.Module(), piece.graph)
     # In this process: helpers of the compiler would stay, with a PyTorch of their own in memory.
-    with torch._inductor.config.patch(compile_threads=1, max_autotune_pointwise=measured):
+    with torch._inductor.config.patch(compile_threads=1, coordinate_descent_tuning=searching):
         return standalone_compile(module, arguments, dynamic_shapes=shapes)
