@@ -10,7 +10,7 @@ import numpy as np
 from octavo.engine.engine import Engine
 from octavo.engine.output import Output
 from octavo.engine.request import FinishReason
-from octavo.engine.runner import Flight, Runner, StepResult
+from octavo.engine.runner import Flight, OutOfMemory, Runner, StepResult
 from octavo.engine.sampler import Sampled, TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import Limits, Scheduler
@@ -44,6 +44,8 @@ class MemoryRunner(Runner):
         """Raised by the next launch, once it has written."""
         self.failing_wait: BaseException | None = None
         """Raised by whoever waits next."""
+        self.most_tokens: int | None = None
+        """A step of more does not fit into the device's memory."""
         self.followed = 0
         """Steps that began with tokens which the engine did not know."""
         self.told = np.zeros(1, dtype=np.int64)
@@ -51,6 +53,8 @@ class MemoryRunner(Runner):
     def launch(self, step: Step) -> Flight:
         """Computes at once; tokens are told when the engine waits for them, and to the next step before that."""
         ids = step.token_ids
+        if self.most_tokens is not None and len(ids) > self.most_tokens:
+            raise OutOfMemory(f"{len(ids)} tokens do not fit")
         self.followed += step.follows
         step = replace(step, token_ids=np.where(ids < 0, self.told[np.maximum(-1 - ids, 0)], ids))
         result = self._run(step)

@@ -14,10 +14,17 @@ from octavo.engine.snapshot import Totals
 from octavo.engine.snapshot import snapshot as take
 from octavo.engine.wire import prompt_bytes
 from octavo.kv.node import Namespace
+from tests.engine import test_engine
 from tests.engine.memory_runner import VOCABULARY, prompt_of
 from tests.engine.slot_memory import continuation
 from tests.engine.socket_client import Client, Connect, behind_sockets
 from tests.engine.test_engine import start
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["in turn", "ahead"])
+def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test, with steps that are launched before the tokens of the one before are known too."""
+    monkeypatch.setattr(test_engine, "AHEAD", request.param)
 
 
 @pytest.fixture
@@ -69,9 +76,9 @@ def test_a_client_that_does_not_read_holds_nothing_up(over: Connect) -> None:
     """More messages than any queue of ZeroMQ's takes by default; all of them are there when it reads."""
     client = over(start(blocks=800, max_total_tokens=3000))
     client.send(messages.Submit(1, prompt_bytes([1, 2, 3]), msgspec.Raw(msgspec.msgpack.encode({"max_tokens": 2900}))))
-    for _ in range(2900):
+    client.service.turn()
+    while client.service.engine.busy:
         client.service.turn()
-    assert not client.service.engine.busy
     client.drain()
     assert list(client.tokens.values()) == [continuation([1, 2, 3], 2900, VOCABULARY)]
 
@@ -268,7 +275,7 @@ def test_a_snapshot_says_whose_each_block_is(client: Client) -> None:
         path = {-2 - place} | set(upwards(snapshot.nodes, shown.node))
         assert set(np.flatnonzero(np.isin(owners, list(path)))) >= set(table.blocks.tolist())
         assert shown.blocks == table.count == np.count_nonzero(owners == -2 - place) + table.shared
-        assert (shown.running, shown.prompt_tokens, shown.tokens) == (True, 21, request.length)
+        assert (shown.running, shown.prompt_tokens, shown.tokens) == (True, 21, len(request.known))
         assert shown.last_tokens == request.known[-48:].tolist()
     by_tokens = {node.tokens[:48].tobytes(): node.blocks.tolist() for node in scheduler.kv.tree.nodes()}
     for place, node in enumerate(snapshot.nodes):

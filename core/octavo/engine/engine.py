@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from octavo.engine.observe import Before, Launch, tell_request
 from octavo.engine.output import Output
 from octavo.engine.request import NO_LABEL, FinishReason, Label, Request
-from octavo.engine.runner import Flight, Runner, StepResult
+from octavo.engine.runner import Flight, OutOfMemory, Runner, StepResult
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import RequestRefused, Schedule, Scheduler
 from octavo.engine.step import Processed, PromptRow, build
@@ -209,7 +209,11 @@ class Engine:
             step = build(schedule, self.scheduler.kv.block_size, self._processed)
             flight = self.runner.launch(step)
         except Exception as error:
-            outputs = [*self._land(), *self._fail_all(schedule, error)]
+            outputs = self._land()
+            if isinstance(error, OutOfMemory) and self.scheduler.relieve(schedule):
+                logger.warning("a step of %d requests did not fit and is tried in parts: %s", len(schedule.rows), error)
+                return outputs
+            outputs += self._fail_all(schedule, error)
             self._tell_step(Launch.of(self.scheduler, schedule, before))
             return outputs
         launch = Launch.of(self.scheduler, schedule, before)

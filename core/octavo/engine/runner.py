@@ -27,6 +27,10 @@ class StepResult:
     prompts: Sequence[TokenLogprobs]
 
 
+class OutOfMemory(MemoryError):
+    """A step that does not fit into what is free of the device's memory; nothing of it was launched that counts."""
+
+
 class Flight:
     """A step that was launched: the device may still compute it."""
 
@@ -59,13 +63,19 @@ class Runner:
         """Launch a step and wait for it."""
         return self.launch(step).wait()
 
-    @torch.inference_mode()
     def launch(self, step: Step) -> Flight:
         """Copy blocks, compute, sample; waits for the device only where sampling must.
 
         A token id of -1 - row is the one that this row of the step before has got, which only the device knows yet.
-        Raises what the model, the backend or the device raises.
+        Raises OutOfMemory, or what else the model, the backend or the device raises.
         """
+        try:
+            return self._launch(step)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(str(error)) from error
+
+    @torch.inference_mode()
+    def _launch(self, step: Step) -> Flight:
         self._copy(step.copies)
         drawn = None
         if self.graphs is not None and self.graphs.takes(step, self._last):

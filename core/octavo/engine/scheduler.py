@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from octavo.engine.leaders import Leaders
+from octavo.engine.relief import Relief
 from octavo.engine.request import FinishReason, Request
 from octavo.kv.budget import blocks_for_tokens
 from octavo.kv.manager import KVCacheManager
@@ -87,6 +88,7 @@ class Scheduler:
     preemptions: int = 0
     _waited: int = 0
     """Decode steps since newcomers were last let in."""
+    _relief: Relief = field(default_factory=Relief)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestRefused, with the numbers, for one that can never be served."""
@@ -129,7 +131,7 @@ class Scheduler:
     def _continue(self) -> tuple[list[ScheduledRow], int]:
         """Running requests, oldest first, and the budget they leave; those that find no block preempt the newest."""
         rows: list[ScheduledRow] = []
-        budget = self.limits.max_batch_prefill_tokens
+        budget = self._budget
         position = 0
         while position < len(self.running):
             request = self.running[position]
@@ -149,7 +151,7 @@ class Scheduler:
         leaders = Leaders(self.kv.block_size, self.running)
         reserved = sum(map(self._soon, self.running))
         for request in list(self.waiting):
-            if budget < 1 or len(self.running) == self.limits.max_batch_size:
+            if budget < 1 or len(self.running) == self.limits.max_batch_size or self._relief.is_full(len(self.running)):
                 return
             if self._awaits(request, leaders):
                 continue
@@ -235,7 +237,7 @@ class Scheduler:
 
         A request whose last token is yet to arrive cannot be: nobody could say what is to be computed again.
         """
-        budget, size, spare = self.limits.max_batch_prefill_tokens, self.kv.block_size, self.limits.spare_slots
+        budget, size, spare = self._budget, self.kv.block_size, self.limits.spare_slots
         needed = 0
         for request in self.running:
             assert request.table is not None, "a running request has a table"
@@ -243,8 +245,33 @@ class Scheduler:
             needed += max(0, blocks_for_tokens(request.computed + count + spare, size) - request.table.count)
         return needed <= self.kv.available
 
+    @property
+    def _budget(self) -> int:
+        """Prompt tokens of the next step."""
+        return self._relief.tokens(self.limits.max_batch_prefill_tokens)
+
+    def relieve(self, schedule: Schedule) -> bool:
+        """A step did not fit into the device's memory: make the next ones smaller. False if they cannot be.
+
+        Prompts are computed in smaller chunks; if it had none, the newest half of its requests wait.
+        """
+        prompts = sum(row.count for row in schedule.rows if row.count > 1)
+        if self.limits.whole_prompts or (prompts < 2 and len(self.running) < 2):
+            return False
+        if prompts > 1:
+            self._relief = Relief(chunk=prompts // 2, rows=self._relief.rows)
+            return True
+        for request in self.running[-(len(self.running) // 2) :]:
+            self.preemptions += 1
+            request.preemptions += 1
+            self._stop(request, insert=False)
+            bisect.insort(self.waiting, request, key=_ID)
+        self._relief = Relief(chunk=self._relief.chunk, rows=len(self.running))
+        return True
+
     def launched(self, schedule: Schedule) -> None:
         """The rows are being computed: what is launched next comes after them."""
+        self._relief.calm()
         sampling = 0
         for row in schedule.rows:
             request, table = row.request, row.request.table
