@@ -14,17 +14,10 @@ from octavo.engine.snapshot import Totals
 from octavo.engine.snapshot import snapshot as take
 from octavo.engine.wire import prompt_bytes
 from octavo.kv.node import Namespace
-from tests.engine import test_engine
 from tests.engine.memory_runner import VOCABULARY, prompt_of
 from tests.engine.slot_memory import continuation
 from tests.engine.socket_client import Client, Connect, behind_sockets
-from tests.engine.test_engine import start
-
-
-@pytest.fixture(autouse=True, params=[False, True], ids=["in turn", "ahead"])
-def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test, with steps that are launched before the tokens of the one before are known too."""
-    monkeypatch.setattr(test_engine, "AHEAD", request.param)
+from tests.engine.test_engine import ahead, start  # noqa: F401 (every test in turn and ahead)
 
 
 @pytest.fixture
