@@ -204,6 +204,7 @@ class Session:
 
     def _step(self) -> None:
         outputs = self.engine.step()
+        self.engine.take_stats()  # nobody here wants them; plugins were told
         if not outputs and not self.engine.scheduler.running:
             raise RuntimeError("the engine has nothing to run, and requests that wait for it: please report this")
         for output in outputs:
@@ -219,6 +220,7 @@ class Session:
         with self.lock:
             for request_id in generation.abandon(self.engine):
                 self.owners.pop(request_id, None)
+            self.engine.settle()
 
 
 class TokenStream(Iterator[StreamedToken]):

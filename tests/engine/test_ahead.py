@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
+
 import numpy as np
 import pytest
 
 from octavo.engine.request import FinishReason
+from octavo.engine.runner import Flight, OutOfMemory
+from octavo.engine.step import Step
+from octavo.engine.uninterrupted import uninterrupted
 from tests.engine.memory_runner import VOCABULARY, Answers, prompt_of, start_engine
 from tests.engine.slot_memory import continuation
 
@@ -112,3 +119,89 @@ def test_each_step_is_told_once_with_what_it_computed(ahead: bool) -> None:
     assert answers.engine.last_step == told[-1]
     assert all(step.seconds > 0 for step in told)
     assert np.isfinite([step.seconds for step in told]).all()
+
+
+@pytest.mark.parametrize("leaves", ["ends", "is cancelled"])
+def test_nothing_is_left_to_whoever_comes_next(leaves: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A step that ran for nobody is waited for: neither its time nor its failure is the next request's."""
+    end = expected(8, 0, 4)[-1]
+    answers = start_engine(ahead=True, end_ids=[end] if leaves == "ends" else [], max_batch_prefill_tokens=20)
+    request = answers.submit(prompt_of(8), 30)
+    while answers.engine.busy and len(answers.tokens[request]) < 4:
+        answers.step()
+    if leaves == "is cancelled":
+        answers.engine.cancel(request)
+    answers.engine.settle()
+    assert not answers.engine.busy
+    assert len(answers.engine.take_stats()) == answers.engine.steps
+    answers.runner.failing_wait = RuntimeError("nobody waits for this")
+    answers.engine.settle()
+    assert answers.runner.failing_wait is not None
+    answers.runner.failing_wait = None
+    again = answers.submit(prompt_of(9, 3), 3)
+    answers.drain()
+    assert len(answers.tokens[again]) <= 3
+    assert answers.last[again].error is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OutOfMemory("the copy itself")])
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_copy_that_was_not_made_is_made_by_the_next_launch(
+    ahead: bool, error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = start_engine(ahead=ahead, block_size=16)
+    answers.submit(prompt_of(20), 1)
+    answers.drain()
+    launch = answers.runner.launch
+
+    def breaks(step: Step) -> Flight:
+        assert step.copies.size
+        monkeypatch.setattr(answers.runner, "launch", launch)
+        raise error
+
+    monkeypatch.setattr(answers.runner, "launch", breaks)
+    prompt = [*prompt_of(20), 1, 2, 3]
+    request = answers.submit(prompt, 4)
+    answers.broke_off = True
+    with contextlib.suppress(KeyboardInterrupt):
+        answers.step()
+    answers.drain()
+    assert answers.tokens[request] == continuation(prompt, 4, VOCABULARY)
+    assert answers.last[request].cached_tokens == 20
+
+
+def test_keys_that_the_device_lost_are_not_kept_by_who_used_them(caplog: pytest.LogCaptureFixture) -> None:
+    """The step that computed them fails when the one behind it, which reads them, is launched."""
+    answers = start_engine(ahead=True, max_batch_prefill_tokens=20)
+    answers.submit(prompt_of(20), 5)
+    answers.step()
+    answers.submit([*prompt_of(20), 5, 6], 5)
+    answers.runner.failing, answers.runner.failing_wait = RuntimeError("launch"), RuntimeError("lost")
+    answers.step()
+    assert not answers.engine.busy
+    answers.runner.memory.blocks[:] = -1
+    again = answers.submit(prompt_of(20), 5)
+    answers.drain()
+    assert answers.tokens[again] == expected(20, 0, 5)
+    assert answers.last[again].cached_tokens == 0
+
+
+def test_an_interrupt_waits_for_the_end_of_what_must_be_whole() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append("all of it")
+        done.append("not this")
+    assert done == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    elsewhere: list[bool] = []
+
+    def work() -> None:
+        with uninterrupted():
+            elsewhere.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert elsewhere

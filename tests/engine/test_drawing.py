@@ -52,6 +52,21 @@ def test_rows_without_a_temperature_take_the_first_of_the_likeliest(draw: PlainD
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("banned", [slice(0, 256), slice(256, 512), slice(512, None), slice(0, 699)])
+def test_tokens_of_no_probability_never_come(draw: PlainDraw, banned: slice) -> None:
+    """However many of them stand side by side, and beside one of all probability."""
+    logits = normal(3, VOCABULARY)
+    logits[:, banned] = -torch.inf
+    allowed = logits[0].isfinite().nonzero()[:, 0].tolist()
+    for uniform in (0.0, 0.3, 0.9999999, 1 - 2.0**-53):
+        found = draw(logits, torch.tensor([0.0, 1.0, 1e6]), torch.tensor([0.0, uniform, uniform], dtype=torch.float64))
+        assert found[0] == logits[0].argmax()
+        assert set(found.tolist()) <= set(allowed)
+    logits[1, 698 if banned.start else 699] = torch.inf
+    assert draw(logits, torch.ones(3), torch.full((3,), 0.5).double())[1] == logits[1].argmax()
+
+
+@torch.inference_mode()
 def test_a_batch_gets_the_same_tokens_either_way(draw: PlainDraw) -> None:
     rows = [row(SamplingParams(temperature=0.3 * (at % 4)), seed=at, position=at) for at in range(40)]
     logits = normal(40, VOCABULARY)

@@ -59,9 +59,9 @@ class _Watch:
         rows = len(step.context_lengths)
         if step.decodes == rows:
             self.seen += 1
-            if self.seen == _SETTLED:
+            if self.seen == _SETTLED + 1:
                 self.record.start()
-            elif self.seen == _SETTLED + STEPS:
+            elif self.seen == _SETTLED + STEPS + 1:
                 torch.cuda.synchronize()
                 self.record.stop()
         return self.launch(step)
@@ -73,9 +73,10 @@ def profiled(runner: Runner, run: Callable[[], Result]) -> tuple[Result, list[Pr
     watch = _Watch(runner.launch, record)
     runner.launch = watch  # type: ignore[method-assign]
     result = run()
-    if watch.seen < _SETTLED + STEPS:
+    needed = _SETTLED + STEPS + 1
+    if watch.seen < needed:
         raise ValueError(
-            f"a profile looks at {_SETTLED + STEPS} steps in which all requests decode, and there were {watch.seen}: "
+            f"a profile looks at {needed} steps in which all requests decode, and there were {watch.seen}: "
             "ask for longer answers"
         )
     return result, kernels(record.events() or [])
@@ -84,7 +85,7 @@ def profiled(runner: Runner, run: Callable[[], Result]) -> tuple[Result, list[Pr
 def kernels(events: Iterable[Kernel]) -> list[ProfileRow]:
     """Each place's time and its kernels', the longest first, and the time that nothing ran in. It adds up."""
     ran = sorted(
-        (event.time_range.start, event.time_range.end, _plain(event.name))
+        (event.time_range.start, event.time_range.end, event.name)
         for event in events
         if event.device_type.name == "CUDA"
     )
@@ -92,7 +93,7 @@ def kernels(events: Iterable[Kernel]) -> list[ProfileRow]:
     calls: Counter[tuple[str, str]] = Counter()
     idle, gaps, busy_until = 0.0, 0, ran[0][0] if ran else 0.0
     for start, end, name in ran:
-        key = _place(name), name
+        key = _place(name), _plain(name)
         if start > busy_until:
             idle, gaps = idle + (start - busy_until) / 1e6, gaps + 1
         seconds[key] += max(end - max(start, busy_until), 0) / 1e6  # what ran beside another counts once
@@ -108,7 +109,7 @@ def kernels(events: Iterable[Kernel]) -> list[ProfileRow]:
 
 def _plain(name: str) -> str:
     """A C++ kernel's name without its result and template arguments, which are a page long."""
-    return name.removeprefix("void ").partition("<")[0]
+    return name.rpartition("::type ")[2].removeprefix("void ").partition("<")[0]
 
 
 def _place(name: str) -> str:

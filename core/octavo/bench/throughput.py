@@ -210,7 +210,7 @@ def profile_rows(measured: Measurement, load: Load, seconds: float) -> list[dict
             "where": each.where,
             "operator": each.operator,
             "wall_seconds": round(each.seconds, 4),
-            "share_percent": round(100 * each.seconds / whole, 2),
+            "share_percent": round(100 * each.seconds / (whole or 1), 2),
             "calls": each.calls,
         }
 

@@ -12,7 +12,7 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 _SPAN = 256  # tokens whose weights are summed before the one that a draw falls on is sought among them
-_TINY = torch.finfo(torch.float32).tiny
+_TINY, _LOWEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).min
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -55,16 +55,21 @@ def plain_draw(logits: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:
         peaks, totals = torch.cat([peaks, last_peak], -1), torch.cat([totals, last_total], -1)
     span, within = _locate(totals * ((peaks - peaks.amax(-1, keepdim=True)) / scale).exp(), uniforms)
     members = span[:, None] * _SPAN + torch.arange(_SPAN, device=logits.device)
-    scores = logits.gather(-1, members.clamp(max=vocab - 1)).float()
+    scores = _finite(logits.gather(-1, members.clamp(max=vocab - 1)))
     inside = ((scores - peaks.gather(-1, span[:, None])) / scale).exp().masked_fill(members >= vocab, 0)
     return (span * _SPAN + _locate(inside, within)[0]).clamp(max=vocab - 1)
 
 
 def _spans(logits: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Of logits [rows, spans, tokens] each span's largest, and its weights' sum relative to that: [rows, spans]."""
-    scores = logits.float()
+    scores = _finite(logits)
     peaks = scores.amax(-1)
     return peaks, ((scores - peaks[..., None]) / scale[..., None]).exp().sum(-1)
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """In float32; the difference of two infinities would be no number, and a whole span may be -inf."""
+    return logits.float().clamp(min=_LOWEST, max=-_LOWEST)
 
 
 PlainDraw = Callable[[Tensor, Tensor, Tensor], Tensor]

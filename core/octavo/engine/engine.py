@@ -15,13 +15,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.engine.checks import check_ids, checked_prompt
 from octavo.engine.observe import Before, Launch, tell_request
 from octavo.engine.output import Output
 from octavo.engine.request import NO_LABEL, FinishReason, Label, Request
 from octavo.engine.runner import Flight, OutOfMemory, Runner, StepResult
 from octavo.engine.sampling_params import SamplingParams
-from octavo.engine.scheduler import RequestRefused, Schedule, Scheduler
+from octavo.engine.scheduler import Schedule, Scheduler
 from octavo.engine.step import Processed, PromptRow, build
+from octavo.engine.uninterrupted import uninterrupted
 from octavo.hooks import GrammarRefused, LogitsProcessor, StepStats
 from octavo.kv.node import Namespace
 from octavo.plugins import Plugins
@@ -58,6 +60,7 @@ class Engine:
     on_begin: Callable[[list[int]], None] | None = None
     """Called before a step with the ids of requests that it is the first to run."""
     steps: int = 0
+    """That have ended."""
     last_step: StepStats | None = None
     """What the latest step did, and how things stood after it."""
     _requests: dict[int, Request] = field(default_factory=dict)
@@ -67,6 +70,8 @@ class Engine:
     """One step between calls, while running ahead; two if somebody broke off in between, such as Ctrl-C."""
     _launching: bool = False
     """Still true after a launch that broke off: the runner may have taken a step that nobody knows of."""
+    _outputs: list[Output] = field(default_factory=list)
+    """What steps brought, until it is handed out."""
     _landed: list[StepStats] = field(default_factory=list)
     _last_landing: float = 0.0
     _ids: itertools.count[int] = field(default_factory=itertools.count)
@@ -82,8 +87,8 @@ class Engine:
         label: Label = NO_LABEL,
     ) -> int:
         """Queue one sequence and return its id. Raises RequestRefused, with the numbers, if it can never be served."""
-        tokens = self._checked(prompt)
-        self._check_ids(params)
+        tokens = checked_prompt(prompt, self.vocab_size)
+        check_ids(params, self.vocab_size)
         limits = self.scheduler.limits
         capacity = (self.scheduler.kv.pool.num_blocks - 1) * self.scheduler.kv.block_size - limits.spare_slots
         longest = max(min(limits.max_total_tokens, capacity), len(tokens) + 1)
@@ -122,30 +127,6 @@ class Engine:
             for index in range(params.sequences)
         ]  # fmt: skip
 
-    def _checked(self, prompt: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int32]:
-        try:
-            tokens = np.asarray(prompt, dtype=np.int64).reshape(-1)
-        except OverflowError:
-            raise RequestRefused(
-                f"a token id of the prompt is far out of the vocabulary of {self.vocab_size}"
-            ) from None
-        if not tokens.size:
-            raise RequestRefused("the prompt has no tokens: give at least one")
-        outside = tokens[(tokens < 0) | (tokens >= self.vocab_size)]
-        if outside.size:
-            raise RequestRefused(
-                f"token id {outside[0]} of the prompt is not in the vocabulary: 0 to {self.vocab_size - 1}"
-            )
-        return tokens.astype(np.int32)
-
-    def _check_ids(self, params: SamplingParams) -> None:
-        for name in ("logit_bias", "stop_token_ids"):
-            outside = [token for token in getattr(params, name) if token >= self.vocab_size]
-            if outside:
-                raise RequestRefused(
-                    f"{name} has token id {outside[0]}, which is not in the vocabulary: 0 to {self.vocab_size - 1}"
-                )
-
     def cancel(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Forget a request; its blocks are free at once. An id that is unknown, or already ended, is no error."""
         request = self._requests.get(request_id)
@@ -172,14 +153,22 @@ class Engine:
         A step that fails costs its own requests, with the reason, and nobody else's.
         """
         before = Before.of(self.scheduler)
-        outputs = [] if self._may_run_ahead() else self._land()
+        if not self._may_run_ahead():
+            self._land()
         schedule = self.scheduler.schedule()
         if schedule.rows:
-            self.steps += 1
             self._tell_begin(schedule, before.time)
-            outputs += self._launch(schedule, before)
-        outputs += self._land(leave=1 if self.ahead and schedule.rows else 0)
+            self._launch(schedule, before)
+        self._land(leave=1 if self.ahead and schedule.rows else 0)
+        if not self._requests:  # what is computed for nobody is not left to whoever comes next
+            self._land()
+        outputs, self._outputs = self._outputs, []
         return outputs
+
+    def settle(self) -> None:
+        """Wait for what runs although nobody waits for it, such as a step whose requests were all cancelled."""
+        if not self._requests:
+            self._land()
 
     def take_stats(self) -> list[StepStats]:
         """Of the steps that ended since this was last asked."""
@@ -202,53 +191,61 @@ class Engine:
             if newcomers:
                 self.on_begin(newcomers)
 
-    def _launch(self, schedule: Schedule, before: Before) -> list[Output]:
-        """Launch it behind the one that runs; if that fails, its requests have what that one brought and then fail."""
+    def _launch(self, schedule: Schedule, before: Before) -> None:
+        """Launch it behind the one that runs; if that fails, its requests get what that one brought and then fail."""
         self._launching = True
         try:
             step = build(schedule, self.scheduler.kv.block_size, self._processed)
             flight = self.runner.launch(step)
         except Exception as error:
-            outputs = self._land()
-            if isinstance(error, OutOfMemory) and self.scheduler.relieve(schedule):
-                logger.warning("a step of %d requests did not fit and is tried in parts: %s", len(schedule.rows), error)
-                return outputs
-            outputs += self._fail_all(schedule, error)
-            self._tell_step(Launch.of(self.scheduler, schedule, before))
-            return outputs
+            self._broken(schedule, before, error)
+            return
         launch = Launch.of(self.scheduler, schedule, before)
-        self.scheduler.launched(schedule)
-        for wanted in step.prompts:
-            schedule.rows[wanted.row].request.prompt_reported += wanted.tokens
-        self._airborne.append(_Airborne(schedule, step.prompts, flight, launch))
-        self._launching = False
-        return []
+        with uninterrupted():
+            self.scheduler.launched(schedule)
+            for wanted in step.prompts:
+                schedule.rows[wanted.row].request.prompt_reported += wanted.tokens
+            self._airborne.append(_Airborne(schedule, step.prompts, flight, launch))
+            self._launching = False
 
-    def _land(self, leave: int = 0) -> list[Output]:
-        """Wait for the steps that run, but for the last `leave`, and give what they brought, the oldest first."""
-        outputs: list[Output] = []
+    def _broken(self, schedule: Schedule, before: Before, error: Exception) -> None:
+        """A launch failed. One for lack of memory is tried in parts, unless the device has failed altogether."""
+        crashed = self._land()
+        if isinstance(error, OutOfMemory) and not crashed and self.scheduler.relieve(schedule):
+            logger.warning("a step of %d requests did not fit and is tried in parts: %s", len(schedule.rows), error)
+            return
+        self._fail_all(schedule, error)
+        if crashed:
+            self.scheduler.kv.reset()
+        self._tell_step(Launch.of(self.scheduler, schedule, before))
+
+    def _land(self, leave: int = 0) -> bool:
+        """Wait for the steps that run, but for the last `leave`, the oldest first. Says if the device failed at one."""
         while len(self._airborne) > leave:
             landing = self._airborne[0]
             try:
                 result = landing.flight.wait()
             except Exception as error:
-                return outputs + self._crash(error)
-            outputs += self._complete(landing, result)
-            self._airborne.popleft()
-            self._tell_step(landing.launch)
+                self._crash(error)
+                return True
+            with uninterrupted():
+                self._complete(landing, result)
+                self._airborne.popleft()
+                self._tell_step(landing.launch)
         if not self._airborne:
             self._launching = False
-        return outputs
+        return False
 
     def _tell_step(self, launch: Launch) -> None:
         """It has ended: it took the time since it was scheduled, or since the step before ended if that was later."""
         now = time.perf_counter()
+        self.steps += 1
         self.last_step = launch.stats(self.scheduler, now - max(launch.began, self._last_landing))
         self._last_landing = now
         self._landed.append(self.last_step)
         self.plugins.step_finished(self.last_step)
 
-    def _complete(self, landing: _Airborne, result: StepResult) -> list[Output]:
+    def _complete(self, landing: _Airborne, result: StepResult) -> None:
         """Give the tokens to the requests that are still there: some ended, or were cancelled, after the launch."""
         outputs: dict[int, Output] = {}
         for wanted, logprobs in zip(landing.prompts, result.prompts, strict=True):
@@ -260,7 +257,7 @@ class Engine:
             if request.id not in self._requests:
                 continue
             if due in result.sampled.failed:
-                outputs[request.id] = self._fail(request, result.sampled.failed[due])
+                outputs[request.id] = self._failed(request, result.sampled.failed[due])
                 continue
             output = outputs.setdefault(request.id, Output.of(request))
             output.token_id = token
@@ -268,25 +265,26 @@ class Engine:
             output.finish_reason = self.scheduler.arrived(request, token)
             if output.finish_reason is not None:
                 self._forget(request, output.finish_reason)
-        return list(outputs.values())
+        self._outputs += outputs.values()
 
-    def _crash(self, error: Exception) -> list[Output]:
+    def _crash(self, error: Exception) -> None:
         """The device failed at what was launched: nobody knows what it has written of it, nor of what came before."""
         lost = [*self._airborne]
         self._airborne.clear()
-        outputs = [output for one in lost for output in self._fail_all(one.schedule, error)]
+        for one in lost:
+            self._fail_all(one.schedule, error)
         self.scheduler.kv.reset()
         for one in lost:
             self._tell_step(one.launch)
-        return outputs
 
-    def _fail_all(self, schedule: Schedule, error: Exception) -> list[Output]:
+    def _fail_all(self, schedule: Schedule, error: Exception) -> None:
         """Those of its requests that are still there."""
         fields = {"request_ids": sorted({row.request.label.name for row in schedule.rows})}
         logger.error("a step of %d requests failed", len(schedule.rows), extra={"fields": fields}, exc_info=error)
-        return [self._fail(row.request, error) for row in schedule.rows if row.request.id in self._requests]
+        failing = [row.request for row in schedule.rows if row.request.id in self._requests]
+        self._outputs += [self._failed(request, error) for request in failing]
 
-    def _fail(self, request: Request, error: BaseException) -> Output:
+    def _failed(self, request: Request, error: BaseException) -> Output:
         output = Output.of(request)
         output.finish_reason, output.error = FinishReason.ERROR, f"{type(error).__name__}: {error}"
         self.scheduler.cancel(request, insert=False)

@@ -143,6 +143,7 @@ class DecodeGraphs:
             self._tokens[: len(last)].copy_(last)
         if self._told_table is None or not np.array_equal(self._told_table, step.block_table):
             rows, width = step.block_table.shape
+            self._told_table = None
             self._table[:rows, :width].copy_(upload([step.block_table], device)[0])
             self._told_table = step.block_table
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from octavo.engine.engine import Engine
+    from octavo.engine.output import Output
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,9 @@ class Service:
 
     def turn(self) -> None:
         """Take what has arrived, waiting for something if there is nothing to run; then run a step."""
+        if not self.engine.busy:  # the last requests were cancelled while a step ran
+            self.engine.settle()
+            self._tell(())
         patience = 0 if self.engine.busy else 1 if self._compiling else None
         while not self.stopped and self._socket.poll(patience):
             self._take(self._socket.recv())
@@ -86,13 +90,17 @@ class Service:
         self._send(messages.Began(sequences))
 
     def _step(self) -> None:
-        outputs, ended = self.engine.step(), self.engine.take_stats()
+        outputs = self.engine.step()
         if not (outputs or self.engine.scheduler.running):
             raise RuntimeError("the engine has nothing to run, and requests that wait for it: please report this")
-        for step in ended:
+        self._tell(outputs)
+
+    def _tell(self, outputs: Sequence[Output]) -> None:
+        """Send what came, with the step that brought it; the first of steps that run ahead brings nothing at once."""
+        ended = self.engine.take_stats()
+        for number, step in enumerate(ended, 1):
             self._totals.add(step)
-        if ended:  # the first of steps that run ahead brings nothing when it is launched
-            self._send(pack(ended[-1], outputs))
+            self._send(pack(step, outputs if number == len(ended) else ()))
 
     def _take(self, data: bytes) -> None:
         try:

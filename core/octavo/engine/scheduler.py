@@ -126,7 +126,7 @@ class Scheduler:
         rows, budget = self._continue()
         rows += self._admit(budget, decoding=any(row.count == 1 for row in rows))
         rows.sort(key=lambda row: row.count > 1)
-        return Schedule(rows, sum(row.count == 1 for row in rows), self.kv.take_copies())
+        return Schedule(rows, sum(row.count == 1 for row in rows), self.kv.copies)
 
     def _continue(self) -> tuple[list[ScheduledRow], int]:
         """Running requests, oldest first, and the budget they leave; those that find no block preempt the newest."""
@@ -251,16 +251,14 @@ class Scheduler:
         return self._relief.tokens(self.limits.max_batch_prefill_tokens)
 
     def relieve(self, schedule: Schedule) -> bool:
-        """A step did not fit into the device's memory: make the next ones smaller. False if they cannot be.
-
-        Prompts are computed in smaller chunks; if it had none, the newest half of its requests wait.
-        """
+        """A step did not fit into the device's memory: make the next ones smaller. False if they cannot be."""
         prompts = sum(row.count for row in schedule.rows if row.count > 1)
         if self.limits.whole_prompts or (prompts < 2 and len(self.running) < 2):
             return False
         if prompts > 1:
             self._relief = Relief(chunk=prompts // 2, rows=self._relief.rows)
             return True
+        # Without prompts it is the number of requests: the newest half waits.
         for request in self.running[-(len(self.running) // 2) :]:
             self.preemptions += 1
             request.preemptions += 1
@@ -272,6 +270,7 @@ class Scheduler:
     def launched(self, schedule: Schedule) -> None:
         """The rows are being computed: what is launched next comes after them."""
         self._relief.calm()
+        self.kv.take_copies()
         sampling = 0
         for row in schedule.rows:
             request, table = row.request, row.request.table

@@ -35,7 +35,7 @@ class CacheStats:
 class KVCacheManager:
     """Gives blocks to requests, keeps what they computed for the next ones, and evicts that when blocks run short.
 
-    One step of the scheduler: `admit` newcomers, `grow` whatever runs, `take_copies`, run the step, advance each
+    One step of the scheduler: `admit` newcomers, `grow` whatever runs, launch the step, `take_copies`, advance each
     `table.computed`, `commit`. At a request's end, cancellation or preemption: `release`.
     """
 
@@ -99,14 +99,16 @@ class KVCacheManager:
         self._take(table, needed)
         return True
 
+    @property
+    def copies(self) -> list[tuple[int, int]]:
+        """Blocks to copy on the device before the next step writes anything, as (source, destination)."""
+        return [(int(_source(table).blocks[0]), int(table.blocks[table.shared])) for table in self._copies]
+
     def take_copies(self) -> list[tuple[int, int]]:
-        """Blocks to copy on the device before this step writes anything, as (source, destination). Call once a step."""
-        copies = []
+        """The same, which are made now, or will be before anything else is: call it for each step that is launched."""
+        copies = self.copies
         for table in self._copies:
-            source = table.source
-            assert source is not None
-            copies.append((int(source.blocks[0]), int(table.blocks[table.shared])))
-            self.tree.unlock(source)
+            self.tree.unlock(_source(table))
             table.source = None
         self._copies.clear()
         return copies
@@ -227,6 +229,11 @@ class KVCacheManager:
             self._queried_tokens += table.queried
             self._hit_tokens += table.cached
             table.queried = 0
+
+
+def _source(table: BlockTable) -> Node:
+    assert table.source is not None, "a table that waits for a copy has its source"
+    return table.source
 
 
 def _path(node: Node | None) -> list[Node]:
