@@ -16,7 +16,7 @@ from octavo.attention.device import Device
 from octavo.kv.layout import KVCache
 from octavo_triton.layout import TritonLayout
 from octavo_triton.plan import Decodes, Plan, Scratch, Storage
-from octavo_triton.tuning import Tuning
+from octavo_triton.tuning import TUNABLES, Tuning
 
 _TRITON = (3, 6)
 """The oldest that the kernels were compiled with."""
@@ -26,6 +26,7 @@ class TritonBackend(AttentionBackend):
     """Decoding splits contexts by tokens over the device's processors; prompts run tile by tile."""
 
     layout: TritonLayout
+    tunables = TUNABLES
 
     def __init__(
         self,
@@ -35,13 +36,15 @@ class TritonBackend(AttentionBackend):
         options: Mapping[str, Any] | None = None,
         sinks: Tensor | None = None,
     ) -> None:
-        """Nothing is compiled before the first step."""
-        super().__init__(spec, block_size, device, options, sinks)
+        """Nothing is compiled before the first step. Options: `decode` and `prefill`, with other shapes of tiles."""
+        shapes = {name: value for name, value in (options or {}).items() if name in self.tunables}
+        others = {name: value for name, value in (options or {}).items() if name not in shapes}
+        super().__init__(spec, block_size, device, others, sinks)
         from octavo_triton import launch
 
         self._launch = launch
         self._attention = launch.Attention(spec, self.layout, sinks)
-        self.tuning = self.tune()
+        self.tuning = self.tune().with_options(shapes)
         self.processors = self.count_processors()
         self._held: dict[int, Plan] = {}
         """Plans of captured graphs, by bucket."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import TypeVar
+
+from octavo.attention.contract import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,9 @@ class PrefillTile:
     stages: int
 
 
+Tile = TypeVar("Tile", DecodeTile, PrefillTile)
+
+
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """One device's shapes for one kind of layer."""
@@ -46,6 +53,36 @@ class Tuning:
         """From a table with a line for each of the two. Raises TypeError or KeyError on a wrong one."""
         return cls(decode=DecodeTile(**table["decode"]), prefill=PrefillTile(**table["prefill"]))
 
+    def with_options(self, options: Mapping[str, object]) -> Tuning:
+        """With other shapes for `decode` or `prefill`, as a user gives them. Raises ValueError on what is none."""
+        return replace(
+            self, **{phase: _changed(getattr(self, phase), phase, given) for phase, given in options.items()}
+        )
+
+
+def _changed(tile: Tile, phase: str, given: object) -> Tile:
+    if not isinstance(given, Mapping):
+        raise ValueError(f'option {phase} is {given!r}, it must be an object, e.g. {{"keys": 64}}')
+    names = [each.name for each in fields(tile)]
+    for name, value in given.items():
+        if name not in names:
+            raise ValueError(f"option {phase} has {name}, it takes {', '.join(names)}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"option {phase} has {name} {value!r}, it must be a whole number at least 1")
+    return replace(tile, **given)
+
+
+TUNABLES: Mapping[Phase, Sequence[Mapping[str, int]]] = {
+    "decode": [
+        {"keys": keys, "warps": warps, "stages": stages, "per_processor": parts, "uneven": 3 * parts}
+        for keys, warps, stages, parts in product((32, 64, 128), (1, 2, 4), (3, 4, 5), (2, 4))
+    ],
+    "prefill": [
+        {"queries": queries, "keys": keys, "warps": warps, "stages": stages}
+        for queries, keys, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
+    ],
+}
+"""Shapes among which the best was found on each architecture that was measured."""
 
 PLAIN = Tuning(
     decode=DecodeTile(keys=64, warps=4, stages=3, per_processor=2, uneven=4),

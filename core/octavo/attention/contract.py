@@ -10,7 +10,7 @@ The contract grows by new fields with defaults; a change that breaks a backend r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
@@ -27,6 +27,7 @@ CONTRACT: Final = 1
 """The contract that this octavo speaks. A backend states the number it was written for; they must be equal."""
 
 Feature = Literal["window", "softcap", "sinks"]
+Phase = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +181,8 @@ class AttentionBackend(ABC):
     capabilities: ClassVar[Capabilities]
     layout_type: ClassVar[LayoutType]
     """(spec, block size) -> its cache layout, e.g. `octavo.kv.layout.TOKEN_MAJOR`."""
+    tunables: ClassVar[Mapping[Phase, Sequence[Mapping[str, Any]]]] = {}
+    """For each phase, values of the option of that name that may be best: `octavo bench kernels --tune` tries them."""
 
     def __init__(
         self,

@@ -127,6 +127,9 @@ def kernels(
     kv_cache_dtype: Annotated[str | None, typer.Option(help="Of the cache. Default: as --dtype.")] = None,
     block_size: Annotated[int | None, setting("block_size")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each batch, of which the median counts.")] = 50,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Instead: the shapes of tiles that the backend offers, the best first.")
+    ] = False,
     json_path: JsonFile = None,
 ) -> None:
     """Attention alone: decoding beside what the memory gives, prompts in operations a second."""
@@ -135,7 +138,16 @@ def kernels(
     with Console(stderr=True).status("preparing") as status:
         report = run(
             Options(
-                attention or [None], device, heads, kv_heads, head_size, dtype, kv_cache_dtype, block_size, repeats
+                attention or [None],
+                device,
+                heads,
+                kv_heads,
+                head_size,
+                dtype,
+                kv_cache_dtype,
+                block_size,
+                repeats,
+                tune,
             ),
             status.update,
         )

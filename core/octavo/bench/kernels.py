@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec
+from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec, Phase
 from octavo.attention.device import Device
-from octavo.attention.select import choose, choose_device
+from octavo.attention.select import Selection, choose, choose_device
 from octavo.bench.device_time import read_bytes_per_second, seconds
 from octavo.bench.machine import Fact, accelerator, machine
 from octavo.bench.report import Report
+from octavo.bench.tune import tuned
 from octavo.plugins import plugins
 
 
@@ -68,6 +69,8 @@ class Options:
     kv_dtype: str | None
     block_size: int | None
     repeats: int
+    tune: bool = False
+    """Measure the shapes that the backends offer, rather than the one that they take."""
 
 
 def run(options: Options, progress: Callable[[str], None]) -> Report:
@@ -85,16 +88,23 @@ def run(options: Options, progress: Callable[[str], None]) -> Report:
     )  # fmt: skip
     rows: list[dict[str, Fact]] = []
     ceiling = read_bytes_per_second(device)
+    batches = SMALL if device.torch_device.type == "cpu" else [*DECODES, *PREFILLS]
     for name in options.attention:
         selection = choose((spec,), device, attention=name, block_size=options.block_size, plugins=installed)
-        backend = selection.build(spec, device)
-        for batch in SMALL if device.torch_device.type == "cpu" else [*DECODES, *PREFILLS]:
-            progress(f"{selection.name}: {batch.name}")
+
+        def timed(backend: AttentionBackend, batch: Batch, selection: Selection = selection) -> float:
             captured = selection.capabilities.graphs != "none"
-            taken = seconds(device, _attending(backend, batch, device), options.repeats, captured=captured)
+            return seconds(device, _attending(backend, batch, device), options.repeats, captured=captured)
+
+        if options.tune:
+            rows += tuned(selection, spec, device, by_phase(batches), timed, progress)
+            continue
+        backend = selection.build(spec, device)
+        for batch in batches:
+            progress(f"{selection.name}: {batch.name}")
             row: dict[str, Fact] = {"backend": selection.name, "batch": batch.name}
             row["block_size_tokens"] = selection.block_size
-            rows.append(row | _measures(spec, batch, taken, ceiling))
+            rows.append(row | _measures(spec, batch, timed(backend, batch), ceiling))
     workload: dict[str, Fact] = {
         "device": _device_name(device),
         "heads": f"{spec.heads}/{spec.kv_heads} of {spec.head_size}",
@@ -104,7 +114,15 @@ def run(options: Options, progress: Callable[[str], None]) -> Report:
         "repeats": options.repeats,
     }
     where = machine() | accelerator(device.torch_device)
-    return Report(bench="kernels", machine=where, workload=workload, rows=rows)
+    return Report(bench="tuning" if options.tune else "kernels", machine=where, workload=workload, rows=rows)
+
+
+def by_phase(batches: Sequence[Batch]) -> dict[Phase, list[Batch]]:
+    """Those in which all rows decode, and those in which none does."""
+    return {
+        "decode": [batch for batch in batches if max(batch.new) == 1],
+        "prefill": [batch for batch in batches if min(batch.new) > 1],
+    }
 
 
 def _device_name(device: Device) -> str:

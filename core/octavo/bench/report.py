@@ -166,7 +166,7 @@ def _place(row: Row) -> str:
     return f"– {row['operator']}" if row.get("operator") else str(row["where"])
 
 
-_WORDS = {"engine", "backend", "reservation", "where", "prompt", "batch"}
+_WORDS = {"engine", "backend", "reservation", "where", "prompt", "batch", "phase", "options"}
 """Headings over words, which stand on the left."""
 
 COLUMNS: dict[str, Columns] = {
@@ -224,6 +224,12 @@ COLUMNS: dict[str, Columns] = {
         ("steps", number("steps")),
         ("preempted", number("preemptions")),
         ("recomputed", number("recomputed_tokens")),
+    ],
+    "tuning": [
+        ("backend", word("backend")),
+        ("phase", word("phase")),
+        ("options", word("options")),
+        ("time ratio", number("time_ratio", 3)),
     ],
     "kernels": [
         ("backend", word("backend")),

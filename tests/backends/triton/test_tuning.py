@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_triton.tuning import PLAIN, DecodeTile, PrefillTile, Tuning, fitted
+from octavo.attention.contract import AttentionSpec
+from octavo.attention.device import CPU
+from octavo_triton.tuning import PLAIN, TUNABLES, DecodeTile, PrefillTile, Tuning, fitted
+from tests.backends.triton.interpreted import FlashDecoding
 
 POWERS = st.integers(4, 8).map(lambda exponent: 1 << exponent)
 DECODES = st.builds(
@@ -47,3 +54,37 @@ def test_tiles_fit(tuning: Tuning, dims: int, itemsize: int, group: int, shared_
 
 def test_what_fits_is_left_as_it_is() -> None:
     assert fitted(PLAIN, dims=128, itemsize=2, group=4, shared_bytes=227 << 10) == PLAIN
+
+
+def test_options_change_what_they_name() -> None:
+    found = PLAIN.with_options({"decode": {"keys": 32, "uneven": 9}})
+    assert (found.decode.keys, found.decode.uneven, found.decode.warps) == (32, 9, PLAIN.decode.warps)
+    assert found.prefill == PLAIN.prefill
+    for phase, shapes in TUNABLES.items():
+        for shape in shapes:
+            tile = getattr(PLAIN.with_options({phase: shape}), phase)
+            assert {name: getattr(tile, name) for name in shape} == shape
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"decode": 3}, 'option decode is 3, it must be an object, e.g. {"keys": 64}'),
+        ({"decode": {"key": 3}}, "option decode has key, it takes keys, warps, stages, per_processor, uneven, least"),
+        ({"prefill": {"keys": 0}}, "option prefill has keys 0, it must be a whole number at least 1"),
+        ({"prefill": {"keys": True}}, "option prefill has keys True, it must be"),
+        ({"prefill": {"keys": "64"}}, "option prefill has keys '64', it must be"),
+    ],
+)
+def test_options_that_are_none_are_named(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        PLAIN.with_options(given)
+
+
+def test_a_backend_takes_shapes_and_nothing_else() -> None:
+    spec = AttentionSpec(
+        layers=1, heads=2, kv_heads=1, head_size=32, scale=1.0, dtype=torch.float32, kv_dtype=torch.float32
+    )  # fmt: skip
+    assert FlashDecoding(spec, 16, CPU(), {"decode": {"keys": 64}}).tuning.decode.keys == 64
+    with pytest.raises(ValueError, match="takes no such option: decoding"):
+        FlashDecoding(spec, 16, CPU(), {"decoding": {"keys": 64}})
