@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -186,6 +187,15 @@ def test_keys_that_the_device_lost_are_not_kept_by_who_used_them(caplog: pytest.
     assert answers.last[again].cached_tokens == 0
 
 
+@pytest.fixture
+def interrupted_as_usual() -> Iterator[None]:
+    """Whoever runs the tests may have other plans for Ctrl-C."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("interrupted_as_usual")
 def test_an_interrupt_waits_for_the_end_of_what_must_be_whole() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012

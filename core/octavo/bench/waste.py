@@ -173,6 +173,7 @@ def octavo(exchanges: Sequence[Exchange], cache: Cache, block_size: int) -> Serv
     tally, computed = Tally(), 0
     while scheduler.waiting or scheduler.running:
         schedule = scheduler.schedule()
+        kv.take_copies()  # made at once here: their originals are nobody's from now on
         tally.steps += 1
         computed += sum(row.count for row in schedule.rows)
         if scheduler.waiting:
