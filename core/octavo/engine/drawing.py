@@ -73,6 +73,7 @@ def _finite(logits: Tensor) -> Tensor:
 
 
 PlainDraw = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""As `plain_draw`: logits [rows, vocab], temperature [rows] float32, uniforms [rows] float64 -> tokens [rows] int64."""
 
 
 def compiled_draw(vocab: int, dtype: torch.dtype, device: torch.device) -> PlainDraw | None:

@@ -22,7 +22,7 @@ from octavo.attention.contract import AttentionBatch
 from octavo.attention.device import Device
 from octavo.engine.drawing import PlainDraw
 from octavo.engine.step import Step
-from octavo.engine.transfer import pins, staged, upload, views
+from octavo.engine.transfer import pins, staged, tensor, views
 from octavo.models.bridge import AttentionGroup
 from octavo.models.capture import Forward
 
@@ -132,7 +132,7 @@ class DecodeGraphs:
         assert self._logits is not None
         if in_order:
             return self._logits[:rows], self._tokens[:rows]
-        return self._logits[upload([step.logits_of], self._logits.device)[0]], None
+        return self._logits[tensor(step.logits_of, self._logits.device)], None
 
     def _fill(self, step: Step, draws: bool, last: Tensor) -> None:
         """Everything in one transfer, but for the block table, which seldom changes."""
@@ -144,7 +144,7 @@ class DecodeGraphs:
         if self._told_table is None or not np.array_equal(self._told_table, step.block_table):
             rows, width = step.block_table.shape
             self._told_table = None
-            self._table[:rows, :width].copy_(upload([step.block_table], device)[0])
+            self._table[:rows, :width].copy_(tensor(step.block_table, device))
             self._told_table = step.block_table
 
     def _plan(self, size: int, max_context: int) -> list[Any]:

@@ -42,3 +42,4 @@ def _doubled(limit: int | None) -> int | None:
 
 
 _GONE = 1 << 16
+"""Tokens or requests above which a limit limits nothing."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from octavo.engine.drawing import PlainDraw, inverse_cdf
-from octavo.engine.sampling_batch import Floats, Integers, SamplingBatch, TokenEntries
+from octavo.engine.sampling_batch import Integers, SamplingBatch, TokenEntries
 from octavo.engine.sampling_filters import apply_filters
-from octavo.engine.transfer import upload
+from octavo.engine.transfer import column, tensor, upload
 from octavo.hooks import LogitsProcessor
 
 _LOGPROB_ROWS = 256  # rows whose logits are held in float32 at once
@@ -119,7 +119,7 @@ class Sampler:
             drawn = self._tokens(logits, batch, processors, failed)
         chosen = Chosen(drawn, len(batch), asked, batch.top_logprobs[asked], failed=failed)
         if asked.size:
-            index = _tensor(asked, logits.device)
+            index = tensor(asked, logits.device)
             asking = logits.index_select(0, index)
             chosen.logprobs = _token_logprobs(asking, chosen.token_ids[index], int(chosen.wanted.max()))
         return chosen
@@ -141,7 +141,7 @@ class Sampler:
         chosen = scores.argmax(-1)
         drawing = np.flatnonzero(batch.temperature > 0)
         if drawing.size:
-            index = _tensor(drawing, logits.device)
+            index = tensor(drawing, logits.device)
             chosen[index] = _draw(scores.index_select(0, index), batch, drawing)
         return chosen
 
@@ -152,7 +152,7 @@ def prompt_logprobs(logits: Tensor, next_token_ids: Integers, k: int) -> tuple[T
     logits [tokens, vocab] of any float dtype, next_token_ids int64 [tokens]; k: how many of the likeliest to add. What
     comes is a `TokenLogprobs` on the device.
     """
-    return _token_logprobs(logits, _tensor(next_token_ids, logits.device), k)
+    return _token_logprobs(logits, tensor(next_token_ids, logits.device), k)
 
 
 def _token_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -201,9 +201,9 @@ def _processed(processor: LogitsProcessor, output_ids: Sequence[int], logits: Te
 
 def _penalise(scores: Tensor, batch: SamplingBatch) -> None:
     """Repetition as in arXiv 1909.05858 section 4.1; then count * frequency + (count > 0) * presence is subtracted."""
-    rows = _tensor(batch.penalised, scores.device)
+    rows = tensor(batch.penalised, scores.device)
     repetition, frequency, presence = (
-        _column(penalty[batch.penalised], scores.device)
+        column(penalty[batch.penalised], scores.device)
         for penalty in (batch.repetition_penalty, batch.frequency_penalty, batch.presence_penalty)
     )
     before = scores.index_select(0, rows)
@@ -219,22 +219,13 @@ def _penalise(scores: Tensor, batch: SamplingBatch) -> None:
 def _draw(scores: Tensor, batch: SamplingBatch, rows: Integers) -> Tensor:
     """One token id for each row of scores [rows, vocab] float32, which are overwritten."""
     temperature = np.maximum(batch.temperature[rows], np.finfo(np.float32).tiny)
-    weights = scores.sub_(scores.amax(-1, keepdim=True)).div_(_column(temperature, scores.device)).exp_()
+    weights = scores.sub_(scores.amax(-1, keepdim=True)).div_(column(temperature, scores.device)).exp_()
     apply_filters(weights, batch, rows)
-    return inverse_cdf(weights, _tensor(batch.uniforms[rows], scores.device))
+    return inverse_cdf(weights, tensor(batch.uniforms[rows], scores.device))
 
 
 def _entries(entries: TokenEntries, scores: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Index and values of sparse entries; ids beyond the vocabulary can never be chosen and are left out."""
     inside = (entries.tokens >= 0) & (entries.tokens < scores.shape[-1])
-    rows, tokens, values = (_tensor(a[inside], scores.device) for a in (entries.rows, entries.tokens, entries.values))
+    rows, tokens, values = (tensor(a[inside], scores.device) for a in (entries.rows, entries.tokens, entries.values))
     return (rows, tokens), values
-
-
-def _tensor(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    return upload([array], device)[0]
-
-
-def _column(values: Floats, device: torch.device) -> Tensor:
-    """Values [rows] as float32 [rows, 1]."""
-    return _tensor(values.astype(np.float32), device)[:, None]

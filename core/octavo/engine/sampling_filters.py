@@ -6,15 +6,12 @@ not depend on how a sort orders ties, which are common in 16-bit logits, nor on 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.engine.sampling_batch import Floats, Integers, SamplingBatch
-from octavo.engine.transfer import upload
+from octavo.engine.transfer import column, tensor
 
 _LEADING = 256  # likeliest tokens among which a nucleus is sought before the whole vocabulary is sorted
 
@@ -25,15 +22,15 @@ def apply_filters(weights: Tensor, batch: SamplingBatch, rows: Integers) -> None
     top_k, top_p = np.where(batch.top_k[rows] == 0, vocab, batch.top_k[rows]), batch.top_p[rows]
     ranked = np.flatnonzero((top_k < vocab) | (top_p < 1))
     if ranked.size:
-        index = _tensor(ranked, weights.device)
+        index = tensor(ranked, weights.device)
         weights.index_copy_(0, index, _likeliest(weights.index_select(0, index), top_k[ranked], top_p[ranked]))
     min_p = batch.min_p[rows]
     if min_p.any():
-        weights.masked_fill_(weights < _column(min_p, weights.device), 0)
+        weights.masked_fill_(weights < column(min_p, weights.device), 0)
     typical_p = batch.typical_p[rows]
     typical = np.flatnonzero(typical_p < 1)
     if typical.size:
-        index = _tensor(typical, weights.device)
+        index = tensor(typical, weights.device)
         weights.index_copy_(0, index, _typical(weights.index_select(0, index), typical_p[typical]))
 
 
@@ -44,12 +41,12 @@ def _likeliest(weights: Tensor, top_k: Integers, top_p: Floats) -> Tensor:
     width = min(vocab, max(int(top_k[limited].max(initial=1)), _LEADING if (top_p < 1).any() else 1))
     leading = weights.topk(width).values
     if limited.any():
-        kth = leading.gather(-1, _tensor(np.minimum(top_k, width) - 1, weights.device)[:, None])
-        kth.masked_fill_(_tensor(~limited, weights.device)[:, None], 0)
+        kth = leading.gather(-1, tensor(np.minimum(top_k, width) - 1, weights.device)[:, None])
+        kth.masked_fill_(tensor(~limited, weights.device)[:, None], 0)
         weights.masked_fill_(weights < kth, 0)
     if (top_p == 1).all():
         return weights
-    mass = weights.sum(-1, keepdim=True) * _tensor(top_p, weights.device)[:, None]
+    mass = weights.sum(-1, keepdim=True) * tensor(top_p, weights.device)[:, None]
     smallest = _nucleus_edge(leading, mass)
     beyond = (leading.sum(-1, keepdim=True) < mass)[:, 0].nonzero()[:, 0]
     if beyond.numel():
@@ -77,15 +74,6 @@ def _typical(weights: Tensor, typical_p: Floats) -> Tensor:
     distance = (probabilities.log() + entropy).abs()
     ascending, order = distance.sort(-1)
     reached = probabilities.gather(-1, order).cumsum(-1)
-    needed = (reached < _tensor(typical_p, weights.device)[:, None]).sum(-1, keepdim=True)
+    needed = (reached < tensor(typical_p, weights.device)[:, None]).sum(-1, keepdim=True)
     farthest = ascending.gather(-1, needed.clamp_(max=weights.shape[-1] - 1))
     return weights.masked_fill_(distance > farthest, 0)
-
-
-def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:
-    return upload([array], device)[0]
-
-
-def _column(values: Floats, device: torch.device) -> Tensor:
-    """Values [rows] as float32 [rows, 1]."""
-    return _tensor(values.astype(np.float32), device)[:, None]

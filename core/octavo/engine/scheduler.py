@@ -237,8 +237,9 @@ class Scheduler:
 
         A request whose last token is yet to arrive cannot be: nobody could say what is to be computed again.
         """
-        budget, size, spare = self._budget, self.kv.block_size, self.limits.spare_slots
-        needed = 0
+        needed, budget, size, spare = 0, self._budget, self.kv.block_size, self.limits.spare_slots
+        if self.kv.available > len(self.running) + budget // size:  # that much would do for any, and is the usual case
+            return True
         for request in self.running:
             assert request.table is not None, "a running request has a table"
             count, budget = _next_tokens(request, budget)

@@ -26,6 +26,16 @@ def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]
     return views(staged(arrays, pin=pin).to(device, non_blocking=pin), arrays)
 
 
+def tensor(array: NDArray[Any], device: torch.device) -> Tensor:
+    """One array, of the same shape and dtype on a device."""
+    return upload([array], device)[0]
+
+
+def column(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Values [rows] as float32 [rows, 1] on a device."""
+    return tensor(values.astype(np.float32), device)[:, None]
+
+
 def pins(device: torch.device) -> bool:
     """Does it read memory of the host by itself? Elsewhere a transfer is over before what is sent may be let go."""
     return device.type == "cuda"

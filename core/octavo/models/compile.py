@@ -167,7 +167,7 @@ def _compile_for_one(piece: Piece, on_gpu: bool) -> Callable[..., Any]:
 
     A GPU's products of one row wait for the weights. Told to search for the best shapes, the compiler writes them as
     kernels of its own, together with what stands before and behind them, and comes closer to what the memory gives
-    than a library's. To choose among a few shapes takes a third of the time, but missed the good ones now and then.
+    than a library's. To choose among a few shapes is quicker, but missed the good ones now and then.
     """
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
