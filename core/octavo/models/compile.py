@@ -1,8 +1,8 @@
 """A captured model, its pieces compiled: straight from kernel to kernel, with attention called between them.
 
-Each distinct piece is compiled twice: for one token, the most frequent step of a lone request, with all sizes known;
-and for any greater number of tokens. What remains, such as a last piece for a number of rows that varies on a CPU,
-runs as recorded.
+Each distinct piece is compiled for any number of tokens; on a CPU also for one, the most frequent step of a lone
+request, with all sizes known. What remains, such as a last piece for a number of rows that varies on a CPU, runs as
+recorded.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def compiled(model: PreTrainedModel) -> Forward:
     try:
         with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
             warnings.simplefilter("ignore")  # the compiler's, about itself
-            one = _Program.of(recorded, partial(_compile_for_one, on_gpu=on_gpu))
             many = _Program.of(recorded, partial(_compile_for_many, tokens=tokens, rows=rows if on_gpu else None))
+            one = many if on_gpu else _Program.of(recorded, _compile_for_one)
     except Exception as error:
         # The compiler has no class of its own for what can go wrong in it.
         raise CompileFailed(" ".join(str(error).split())[:300]) from error
     plain, most_tokens, most_rows = eager(model), _most(recorded, tokens), _most(recorded, rows)
 
     def forward(ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        if ids.shape[1] > 1:
+        if ids.shape[1] > 1 or on_gpu:
             fits = ids.shape[1] <= most_tokens and len(rows) <= most_rows
             return (many if fits else plain)(ids, positions, rows)
         # A chunk of one token whose logits nobody wants is rare.
@@ -134,9 +134,10 @@ def _as_recorded(piece: Piece) -> Callable[..., Any]:
 
 
 def _compile_for_many(piece: Piece, tokens: Any, rows: Any) -> Callable[..., Any]:
-    """For two tokens and more, and for two rows of logits and more, if that size is given.
+    """For any number of tokens, and for any rows of logits, if that size is given; beside another, nothing is compiled.
 
-    Where another size is unknown, nothing is compiled; nor for 0 or 1 rows, whose kernels would be for no other number.
+    The compiler takes an unknown size for 2 or more. What it writes for that does for 1 as well: only strides along an
+    axis of one element could tell.
     """
     sizes = symbols(piece)
     if sizes == {tokens}:
@@ -147,7 +148,7 @@ def _compile_for_many(piece: Piece, tokens: Any, rows: Any) -> Callable[..., Any
     place = next(at for at, value in enumerate(piece.placeholders) if _sizes_of(value) == {rows})
 
     def last(*values: Any) -> Any:
-        return (several if len(values[place]) > 1 else recorded)(*values)
+        return (several if len(values[place]) else recorded)(*values)
 
     return last
 
@@ -162,13 +163,8 @@ def _stand_ins(piece: Piece) -> list[Any]:
     return [_stand_in(value, mode) for value in piece.placeholders]
 
 
-def _compile_for_one(piece: Piece, on_gpu: bool) -> Callable[..., Any]:
-    """For one token and one row of logits: all sizes are 1.
-
-    A GPU's products of one row wait for the weights. Told to search for the best shapes, the compiler writes them as
-    kernels of its own, together with what stands before and behind them, and comes closer to what the memory gives
-    than a library's. To choose among a few shapes is quicker, but missed the good ones now and then.
-    """
+def _compile_for_one(piece: Piece) -> Callable[..., Any]:
+    """For one token and one row of logits: all sizes are 1."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
         arguments = [
@@ -177,7 +173,7 @@ def _compile_for_one(piece: Piece, on_gpu: bool) -> Callable[..., Any]:
             else value
             for value in piece.placeholders
         ]
-    return _inductor(piece, [_stand_in(value, mode) for value in arguments], "from_example_inputs", on_gpu)
+    return _inductor(piece, [_stand_in(value, mode) for value in arguments], "from_example_inputs")
 
 
 def _sizes(lengths: Sequence[int | torch.SymInt]) -> list[int]:
@@ -195,8 +191,12 @@ def _stand_in(value: Tensor, mode: FakeTensorMode) -> Tensor:
     return value if isinstance(value, FakeTensor) else mode.from_tensor(value, static_shapes=True)
 
 
-def _inductor(piece: Piece, arguments: list[Any], shapes: Any, searching: bool = False) -> Callable[..., Any]:
+def _inductor(piece: Piece, arguments: list[Any], shapes: Any) -> Callable[..., Any]:
     module = fx.GraphModule(nn.Module(), piece.graph)
     # In this process: helpers of the compiler would stay, with a PyTorch of their own in memory.
-    with torch._inductor.config.patch(compile_threads=1, coordinate_descent_tuning=searching):
+    options: dict[str, Any] = {"compile_threads": 1}
+    if hasattr(torch._inductor.config.triton, "enable_pdl"):
+        # A kernel starts while the last one ends, where the GPU can. From PyTorch 2.10 on.
+        options["triton.enable_pdl"] = True
+    with torch._inductor.config.patch(options):
         return standalone_compile(module, arguments, dynamic_shapes=shapes)

@@ -16,6 +16,7 @@ Layer = Callable[..., Tensor]
 _library = torch.library.Library("octavo", "DEF")
 _library.define("attention(Tensor query, Tensor key, Tensor value, int layer) -> Tensor")
 _library.define("linear(Tensor x, Tensor layer, int out_features) -> Tensor")
+_library.define("product(Tensor x, Tensor weight) -> Tensor")
 
 _layers: dict[int, ReferenceType[Layer]] = {}
 _numbers = count()
@@ -68,7 +69,21 @@ def _linear_shape(x: Tensor, layer: Tensor, out_features: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], out_features)
 
 
-for _name, _run, _shape in (("attention", _attention, _attention_shape), ("linear", _linear, _linear_shape)):
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    from octavo.models.product import product
+
+    return product(x, weight)
+
+
+def _product_shape(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight))
+
+
+for _name, _run, _shape in (
+    ("attention", _attention, _attention_shape),
+    ("linear", _linear, _linear_shape),
+    ("product", _product, _product_shape),
+):
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"octavo::{_name}", _shape, lib=_library)
 
@@ -79,3 +94,5 @@ linear = torch.ops.octavo.linear.default
 
 The number is a tensor: as a plain integer it would be part of the compiled code, and each layer be compiled anew.
 """
+product = torch.ops.octavo.product.default
+"""[..., in], weight [out, in] -> [..., out], by `octavo.models.product`: for a GPU that has Triton."""

@@ -1,5 +1,7 @@
 """Linear layers as a device multiplies them fastest: projections of one input merged; on a CPU, weights reordered once.
 
+On a GPU, a few rows have a product of their own (product.py).
+
 oneDNN multiplies rows by a weight in its own blocked order about twice as fast as by one that lies row by row. A few
 rows, what a few requests decode, wait for the memory that the weights come from; so they have a product of their own,
 which reads half the bytes where all float32 weights of a layer are bfloat16 numbers, as most checkpoints' are
@@ -14,6 +16,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +121,20 @@ def _library() -> Any:
     return library
 
 
+class GPULinear(nn.Linear):
+    """x @ weight.T + bias, a few rows by a kernel of our own."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=_bias(linear) is not None, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        out: Tensor = operators.product(x, self.weight)
+        bias = _bias(self)
+        return out if bias is None else out + bias
+
+
 class MergedLinear:
     """Several projections of one input as one product, kept until its last part is taken."""
 
@@ -125,7 +142,7 @@ class MergedLinear:
         biases = [bias.detach() for bias in (_bias(linear) for linear in linears) if bias is not None]
         self.sizes = [linear.out_features for linear in linears]
         weight, bias = torch.cat([linear.weight.detach() for linear in linears]), torch.cat(biases) if biases else None
-        self.linear = PackedLinear(weight, bias) if _packable(linears[0]) else _plain(weight, bias)
+        self.linear = _fastest(_plain(weight, bias))
         self._input: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
         self._left = 0
@@ -155,9 +172,9 @@ class MergedPart(nn.Module):
 
 
 def pack(model: nn.Module) -> int:
-    """Merge projections of one input, and on a CPU pack the linear layers of a float32 model; says how many changed.
+    """Merge projections of one input, and have each linear layer multiply as fast as we know; says how many changed.
 
-    Their own weights are let go, but for one that an embedding shares: a CPU holds that one twice.
+    The own weights of merged and of packed ones are let go, but for one that an embedding shares: a CPU holds it twice.
     """
     replaced = 0
     for parent in list(model.modules()):
@@ -169,10 +186,25 @@ def pack(model: nn.Module) -> int:
                     setattr(parent, name, MergedPart(merged, index))
                 replaced += len(names)
         for name, child in list(parent.named_children()):
-            if _packable(child):
-                setattr(parent, name, PackedLinear(child.weight, child.bias))  # type: ignore[arg-type]
+            if isinstance(child, nn.Linear) and (faster := _fastest(child)) is not child:
+                setattr(parent, name, faster)
                 replaced += 1
     return replaced
+
+
+def _fastest(linear: nn.Linear) -> nn.Module:
+    """As it is, where nothing is known to be faster."""
+    if _packable(linear):
+        return PackedLinear(linear.weight, linear.bias)
+    return GPULinear(linear) if _has_product(linear) else linear
+
+
+def _has_product(linear: nn.Linear) -> bool:
+    if type(linear) is not nn.Linear or linear.weight.device.type != "cuda" or find_spec("triton") is None:
+        return False
+    from octavo.models import product
+
+    return product.fits(linear.weight)
 
 
 def weight_bytes(model: nn.Module) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _VARIABLE = "TRITON_INTERPRET"
-_FOLDERS = ("triton.language", "octavo_triton.kernels")
+_FOLDERS = ("triton.language", "octavo_triton.kernels", "octavo.models.product_kernels")
 """Modules whose compiled functions are interpreted."""
 _known: dict[int, Any] = {}
 
