@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
@@ -45,6 +46,10 @@ class TritonBackend(AttentionBackend):
         self._launch = launch
         self._attention = launch.Attention(spec, self.layout, sinks)
         self.tuning = self.tune().with_options(shapes)
+        groups = None if "prefill" in shapes else launch.warp_groups(spec, self.layout, device.torch_device)
+        if groups is not None:
+            self.tuning = replace(self.tuning, prefill=groups)
+        self._prefill = self._attention.prefill if groups is None else self._attention.prefill_by_warp_groups
         self.processors = self.count_processors()
         self._held: dict[int, Plan] = {}
         """Plans of captured graphs, by bucket."""
@@ -135,7 +140,7 @@ class TritonBackend(AttentionBackend):
         if plan.decodes is not None:
             self._attention.decode(out, query, cache, plan, plan.decodes, layer)
         if plan.tiles is not None:
-            self._attention.prefill(out, query, cache, plan, plan.tiles, self.tuning.prefill, layer)
+            self._prefill(out, query, cache, plan, plan.tiles, self.tuning.prefill, layer)
         return out
 
 

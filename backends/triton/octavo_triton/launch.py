@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.attention.contract import AttentionSpec
-from octavo.kv.layout import AxesLayout, KVCache
+from octavo.kv.layout import TOKEN_MAJOR, AxesLayout, KVCache
 from octavo_triton import kernels
+from octavo_triton.kernels import hopper
 from octavo_triton.plan import Decodes, Plan
 from octavo_triton.tuning import PrefillTile
 
@@ -22,6 +27,32 @@ _MOST_JOINED, _HELD = 16, 8192
 """Parts, and float32 elements of all of them, that one program joins at a time."""
 
 
+@cache
+def _capability(device: torch.device) -> int:
+    """NVIDIA's major number of a GPU's; 0 for other devices."""
+    on_gpu = device.type == "cuda" and torch.version.hip is None
+    return torch.cuda.get_device_capability(device)[0] if on_gpu else 0
+
+
+def starts_early(device: torch.device) -> bool:
+    """Can it start a kernel while the one before still runs (programmatic dependent launch)?"""
+    return _capability(device) >= 9
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Has it a matrix unit that whole warp groups share?"""
+    return _capability(device) == 9
+
+
+def _early(device: torch.device) -> dict[str, bool]:
+    """Arguments of every launch."""
+    return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
+
+
+_GROUPS_BYTES = 160_000
+"""Of a processor's shared memory, for the tiles that are on their way to warp groups."""
+
+
 def split(work: Decodes, contexts: Tensor, window: int | None) -> None:
     """Fill `work.items`."""
     room = work.items.shape[1]
@@ -29,7 +60,7 @@ def split(work: Decodes, contexts: Tensor, window: int | None) -> None:
     kernels.split[(triton.cdiv(room, items),)](
         work.items, contexts, work.rows, room, work.wanted, work.uneven, work.needed,
         ROWS=rows, ITEMS=items, UNIT=work.tile.keys, LEAST=work.tile.least,
-        WINDOW=window, num_warps=warps,
+        WINDOW=window, num_warps=warps, **_early(contexts.device),
     )  # fmt: skip
 
 
@@ -38,14 +69,32 @@ def cut(tiles: Tensor, query_starts: Tensor, first_row: int, tokens: int) -> Non
     rows, room = len(query_starts) - 1, tiles.shape[1]
     held, items, warps = _planning(rows)
     kernels.cut[(triton.cdiv(room, items),)](
-        tiles, query_starts, first_row, rows, room, tokens, ROWS=held, ITEMS=items, num_warps=warps
-    )
+        tiles, query_starts, first_row, rows, room, tokens, ROWS=held, ITEMS=items, num_warps=warps,
+        **_early(tiles.device),
+    )  # fmt: skip
 
 
 def _planning(rows: int) -> tuple[int, int, int]:
     """Of a planning kernel for so many rows: how many it is compiled for, items of a program, and its warps."""
     held = max(_FEWEST_ROWS, triton.next_power_of_2(rows))
     return held, max(1, _COMPARED // held), 4 if held == _FEWEST_ROWS else 8
+
+
+def warp_groups(spec: AttentionSpec, layout: AxesLayout, device: torch.device) -> PrefillTile | None:
+    """The tile of prompts for the kernel whose warp groups fetch and multiply side by side, where it can run.
+
+    It needs Hopper's matrix unit, a cache of two bytes an element as all else has, and tiles that lie in one block.
+    """
+    if not is_hopper(device):
+        return None
+    plain = spec.dtype == spec.kv_dtype and spec.dtype.itemsize == 2 and layout == TOKEN_MAJOR(spec, layout.block_size)
+    if not plain or spec.head_size not in (64, 128, 256) or spec.group not in (1, 2, 4, 8, 16, 32, 64):
+        return None
+    keys = 128 if spec.head_size < 256 and layout.block_size % 128 == 0 else 64
+    if layout.block_size % keys:
+        return None
+    stages = _GROUPS_BYTES // (4 * keys * spec.head_size)
+    return PrefillTile(queries=hopper.QUERIES, keys=keys, warps=4, stages=min(stages, 4))
 
 
 class Attention:
@@ -66,6 +115,7 @@ class Attention:
             "KV_HEADS": spec.kv_heads, "GROUP": spec.group, "SIZE": spec.head_size,
             "DIMS": max(16, triton.next_power_of_2(spec.head_size)), "KEY": keys, "VALUE": values,
             "BLOCK_SIZE": self.layout.block_size, "WINDOW": spec.window, "SOFTCAP": spec.softcap, "SINKS": spec.sinks,
+            **_early(out.device),
         }  # fmt: skip
 
     def decode(self, out: Tensor, query: Tensor, cache: KVCache, plan: Plan, work: Decodes, layer: int) -> None:
@@ -91,6 +141,27 @@ class Attention:
             num_warps=shape.warps,
         )  # fmt: skip
 
+    def prefill_by_warp_groups(
+        self, out: Tensor, query: Tensor, cache: KVCache, plan: Plan, tiles: Tensor, shape: PrefillTile, layer: int
+    ) -> None:
+        """As `prefill`, with a shape from `warp_groups`."""
+        spec, room = self.spec, tiles.shape[1]
+        tile = [shape.keys, spec.head_size]
+        dtype = gluon.language.bfloat16 if spec.dtype == torch.bfloat16 else gluon.language.float16
+        where = gluon.language.NVMMASharedLayout.get_default_for(tile, dtype)
+        keys, values = (
+            TensorDescriptor.from_tensor(tensor[layer].view(-1, spec.kv_heads * spec.head_size), tile, where)
+            for tensor in (cache.keys, cache.values)
+        )
+        hopper.prefill[(spec.kv_heads * room,)](
+            out, query, keys, values, plan.table, plan.query_starts, plan.contexts, tiles,
+            out if self.sinks is None else self.sinks[layer],
+            query.stride(0), query.stride(1), plan.table.shape[1], room, spec.scale,
+            KV_HEADS=spec.kv_heads, GROUP=spec.group, SIZE=spec.head_size, BLOCK_SIZE=self.layout.block_size,
+            WINDOW=spec.window, SOFTCAP=spec.softcap, SINKS=spec.sinks, TILE=shape.keys, STAGES=shape.stages,
+            num_warps=shape.warps,
+        )  # fmt: skip
+
 
 def _joined(spec: AttentionSpec) -> int:
     """Parts of a context that are joined at a time: as many as registers hold."""
@@ -105,7 +176,7 @@ def write(layout: AxesLayout, cache: KVCache, layer: int, key: Tensor, value: Te
         cache.keys[layer], cache.values[layer], key, value, slots, *key.stride()[:2], *value.stride()[:2], len(slots),
         KV_HEADS=layout.kv_heads, SIZE=layout.head_size, KEY=keys, VALUE=values, BLOCK_SIZE=layout.block_size,
         TOKENS=_WRITTEN, ELEMENTS=triton.next_power_of_2(layout.kv_heads * layout.head_size),
-        LARGEST=_largest(key.dtype, layout.dtype),
+        LARGEST=_largest(key.dtype, layout.dtype), **_early(key.device),
     )  # fmt: skip
 
 

@@ -22,14 +22,17 @@ from triton.backends.compiler import GPUTarget
 
 from octavo.attention.contract import AttentionBatch, AttentionSpec
 from octavo.attention.device import CPU
+from octavo.models import product, product_kernels
 from octavo_cuda.backend import CUDABackend, FlashDecodingBackend, PagedBackend, tuned
-from octavo_triton import kernels
+from octavo_triton import kernels, launch
+from octavo_triton.kernels import hopper
 from octavo_triton.tuning import Tuning
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 SHARED_BYTES = {"sm_80": 166_912, "sm_90": 232_448, "sm_100": 232_448}
 """What a block may take: NVIDIA's CUDA C++ Programming Guide, table of technical specifications per capability."""
 PROCESSORS = 132
+WARP_GROUPS = "prefill by warp groups"
 _NAMES = ("split", "cut", "decode", "prefill", "write")
 
 
@@ -87,6 +90,7 @@ def shapes(target: str, *, complete: bool) -> Iterator[Shape]:
     flash, paged = FlashDecodingBackend, PagedBackend
     yield from (Shape(flash, 256, common), Shape(flash, 16, replace(common, head_size=80)), Shape(paged, 16, common))
     yield Shape(flash, 256, replace(common, window=1000, softcap=30.0, sinks=True, kv_dtype=torch.float8_e5m2))
+    yield Shape(flash, 256, replace(common, head_size=64, window=1000, softcap=30.0, sinks=True))
     yield from (Shape(flash, 256, replace(common, head_size=256)), Shape(flash, 256, replace(common, kv_heads=1)))
     yield Shape(paged, 16, replace(single, head_size=64))
     yield Shape(flash, 256, replace(common, kv_dtype=torch.float32))
@@ -128,6 +132,14 @@ def compile_all(shape: Shape, target: str) -> None:
     key = torch.empty(65, spec.kv_heads, spec.head_size, dtype=spec.dtype)
     backend.layout.write(cache, 0, key, key, batch.slots)
     backend.attend(query, key, key, cache, backend.plan(batch), 0)
+
+
+def compile_products() -> None:
+    """Of one row and of as many as there may be, in one part and in several."""
+    for rows, outputs, inputs in ((1, 64, 4096), (16, 1024, 4096), (32, 64 * PROCESSORS, 4096), (32, 1024, 4000)):
+        weight, x = (torch.empty(count, inputs, dtype=torch.bfloat16) for count in (outputs, rows))
+        held = product.Scratch.of(PROCESSORS, torch.device("cpu"))
+        product.run(torch.empty(rows, outputs, dtype=torch.bfloat16), x, weight, held)
 
 
 def _batch(*counts: int) -> AttentionBatch:
@@ -176,8 +188,16 @@ def main(target: str, part: int = 0, parts: int = 0) -> None:
             seen.add(compiled.hash)
             print(json.dumps({"kernel": name, "shape": shape_name} | resources(compiled, target)), flush=True)  # noqa: T201
 
+    launch.starts_early = lambda device: target != "sm_80"
+    launch.is_hopper = lambda device: target == "sm_90"
+    hopper.prefill = Compiling(WARP_GROUPS, hopper.prefill, report)
     for name in _NAMES:
         setattr(kernels, name, Compiling(name, getattr(kernels, name), report))
+    for name in ("one_row", "few_rows"):
+        setattr(product_kernels, name, Compiling(name, getattr(product_kernels, name), report))
+    if not part:
+        shape_name = "product"
+        compile_products()
     for number, shape in enumerate(shapes(target, complete=parts > 0)):
         if not parts or number % parts == part:
             shape_name = str(shape)

@@ -7,6 +7,17 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def begin(EARLY: tl.constexpr):
+    """Wait for what was launched before, if this kernel may start while that still runs; then let the next one start.
+
+    Every kernel waits before it lets the next one start: so all but the last one before it have ended by then.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def along(at, OUTER: tl.constexpr, PACKED: tl.constexpr, INNER: tl.constexpr):
     """Elements from an axis's start to coordinate `at`, by the strides outside and inside of its packed part."""
     if PACKED == 0:

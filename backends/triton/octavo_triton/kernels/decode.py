@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.common import absorb, finite, is_upright, sink
+from octavo_triton.kernels.common import absorb, begin, finite, is_upright, sink
 
 
 @triton.jit(do_not_specialize=["rows", "room", "wanted", "uneven", "needed"])
@@ -20,6 +20,7 @@ def split(
     UNIT: tl.constexpr,
     LEAST: tl.constexpr,
     WINDOW: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Who does what: items [5, room] int32 of row (-1: nothing), first token, end, part, and parts of the row.
 
@@ -28,6 +29,7 @@ def split(
     the longest part would be twice the mean one, for the sake of short rows, there are about `uneven` items instead.
     Each program fills ITEMS of them. A row has one item at least, so that its output is written.
     """
+    begin(EARLY)
     row = tl.arange(0, ROWS)
     context = tl.load(contexts + row, mask=row < rows, other=0)
     oldest = tl.zeros_like(context)
@@ -46,11 +48,11 @@ def split(
     own = owner[:, None] == row[None, :]
     part = item - tl.sum(tl.where(own, (ends - parts)[None, :], 0), 1)
     count = tl.sum(tl.where(own, parts[None, :], 0), 1)
-    begin = tl.sum(tl.where(own, oldest[None, :], 0), 1)
+    start = tl.sum(tl.where(own, oldest[None, :], 0), 1)
     end = tl.sum(tl.where(own, context[None, :], 0), 1)
     # A row's parts are made alike, the last one too: the longest sets the pace.
-    even = tl.cdiv(tl.cdiv(end - begin, tl.maximum(count, 1)), UNIT) * UNIT
-    first = tl.minimum(begin + part * even, end)
+    even = tl.cdiv(tl.cdiv(end - start, tl.maximum(count, 1)), UNIT) * UNIT
+    first = tl.minimum(start + part * even, end)
     fits = item < room
     tl.store(items + item, tl.where(owner < rows, owner, -1), mask=fits)
     tl.store(items + room + item, first, mask=fits)
@@ -97,6 +99,7 @@ def decode(
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
     JOINED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One part of one row's context, for the query heads of one key head. Grid: items times key heads.
 
@@ -104,6 +107,7 @@ def decode(
     what a part gives: the weighted sum, its peak and total. arrived: int32 [rows, KV_HEADS], all 0, and so again at
     the end. HEADS and DIMS: powers of two that hold GROUP and SIZE. JOINED parts are joined at a time.
     """
+    begin(EARLY)
     kv_head = tl.program_id(0) % KV_HEADS
     item = tl.program_id(0) // KV_HEADS
     row = tl.load(items + item)
@@ -150,8 +154,8 @@ def decode(
         tl.debug_barrier()  # all threads' stores, before the one that counts
         count = arrived + row * KV_HEADS + kv_head
         if tl.atomic_add(count, 1, sem="acq_rel") == parts - 1:
-            begin = (item - part) * KV_HEADS + kv_head
-            join(out, partial, begin, parts, sinks, kv_head, KV_HEADS, GROUP, SIZE, SINKS, DIMS, JOINED)
+            first_share = (item - part) * KV_HEADS + kv_head
+            join(out, partial, first_share, parts, sinks, kv_head, KV_HEADS, GROUP, SIZE, SINKS, DIMS, JOINED)
             tl.store(count, 0)
 
 
@@ -171,7 +175,7 @@ def give(partial, index, peak, total, weighted, GROUP: tl.constexpr, SIZE: tl.co
 def join(
     out,
     partial,
-    begin,
+    first_share,
     parts,
     sinks,
     kv_head,
@@ -184,7 +188,7 @@ def join(
 ):
     """The output of a row for one key head from its parts, in their order (FlashAttention, arXiv 2205.14135, 3.1).
 
-    begin: where the first part's share lies; the others follow KV_HEADS apart.
+    first_share: where the first part's lies; the others follow KV_HEADS apart.
     """
     PITCH: tl.constexpr = GROUP * (SIZE + 2)
     HEADS: tl.constexpr = triton.next_power_of_2(GROUP)
@@ -196,7 +200,7 @@ def join(
     weighted = tl.zeros([HEADS, DIMS], tl.float32)
     for start in range(0, parts, JOINED):
         part = start + tl.arange(0, JOINED)
-        there = partial + (begin + part * KV_HEADS).to(tl.int64) * PITCH
+        there = partial + (first_share + part * KV_HEADS).to(tl.int64) * PITCH
         ends = there[:, None] + GROUP * SIZE + head[None, :]
         mask = (part < parts)[:, None] & (head < GROUP)[None, :]
         # Other processors wrote them: not from this one's own cache.

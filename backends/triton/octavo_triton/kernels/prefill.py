@@ -3,15 +3,18 @@
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.common import absorb, sink
+from octavo_triton.kernels.common import absorb, begin, sink
 
 
 @triton.jit(do_not_specialize=["first_row", "rows", "room", "tokens"])
-def cut(tiles, query_starts, first_row, rows, room, tokens, ROWS: tl.constexpr, ITEMS: tl.constexpr):
+def cut(
+    tiles, query_starts, first_row, rows, room, tokens, ROWS: tl.constexpr, ITEMS: tl.constexpr, EARLY: tl.constexpr
+):
     """Who does what: tiles [2, room] int32 of row (-1: nothing) and number of its tile of `tokens` query tokens.
 
     Rows before `first_row` are left out. A row's last tile comes first: it sees the most keys.
     """
+    begin(EARLY)
     row = tl.arange(0, ROWS)
     counted = (row < rows) & (row >= first_row)
     start = tl.load(query_starts + row, mask=counted, other=0)
@@ -54,12 +57,14 @@ def prefill(
     DIMS: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One tile of query tokens of one row, with all query heads of one key head. Grid: tiles times key heads.
 
     out [tokens, heads, size], contiguous. QUERIES: the tile's rows, a power of two: each is one token and one head.
     """
     TOKENS: tl.constexpr = QUERIES // GROUP
+    begin(EARLY)
     kv_head = tl.program_id(0) % KV_HEADS
     tile = tl.program_id(0) // KV_HEADS
     row = tl.load(tiles + tile)
@@ -87,12 +92,12 @@ def prefill(
     peak = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     weighted = tl.zeros([QUERIES, DIMS], tl.float32)
-    begin = 0
+    oldest = 0
     if WINDOW is not None:
-        begin = tl.maximum(earliest - WINDOW + 1, 0) // TILE
+        oldest = tl.maximum(earliest - WINDOW + 1, 0) // TILE
     # All rows of the tile see all keys before, but for a window, which is looked at in any case.
-    seen = tl.maximum((earliest + 1) // TILE, begin)
-    for key_tile in tl.range(begin, seen, num_stages=STAGES):
+    seen = tl.maximum((earliest + 1) // TILE, oldest)
+    for key_tile in tl.range(oldest, seen, num_stages=STAGES):
         peak, total, weighted = absorb(
             peak, total, weighted, own, keys, values, table, key_tile, end, positions, scale, kv_head,
             KEY, VALUE, SIZE, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, False, False,

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.common import along
+from octavo_triton.kernels.common import along, begin
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -26,6 +26,7 @@ def write(
     TOKENS: tl.constexpr,
     ELEMENTS: tl.constexpr,
     LARGEST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """TOKENS tokens' heads, of `tokens`. Grid: so many at a time.
 
@@ -34,6 +35,7 @@ def write(
     token's. LARGEST: what the cache's dtype holds at most, where that is less than its input may be: values beyond
     become it.
     """
+    begin(EARLY)
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
     slot = tl.load(slots + token, mask=token < tokens, other=-1)
     element = tl.arange(0, ELEMENTS)[None, :]
