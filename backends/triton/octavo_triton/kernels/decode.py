@@ -111,12 +111,13 @@ def decode(
     kv_head = tl.program_id(0) % KV_HEADS
     item = tl.program_id(0) // KV_HEADS
     row = tl.load(items + item)
-    if row < 0:
-        return
+    # Before it is known whether they are needed: with few rows, each wait for memory shows.
     first = tl.load(items + room + item)
     end = tl.load(items + 2 * room + item)
     part = tl.load(items + 3 * room + item)
     parts = tl.load(items + 4 * room + item)
+    if row < 0:
+        return
     last = tl.load(contexts + row) - 1
     head = tl.arange(0, HEADS)
     dim = tl.arange(0, DIMS)
