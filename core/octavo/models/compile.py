@@ -195,8 +195,8 @@ def _inductor(piece: Piece, arguments: list[Any], shapes: Any) -> Callable[..., 
     module = fx.GraphModule(nn.Module(), piece.graph)
     # In this process: helpers of the compiler would stay, with a PyTorch of their own in memory.
     options: dict[str, Any] = {"compile_threads": 1}
-    if hasattr(torch._inductor.config.triton, "enable_pdl"):
-        # A kernel starts while the last one ends, where the GPU can. From PyTorch 2.10 on.
+    if hasattr(torch._inductor.config.triton, "enable_pdl") and torch.version.hip is None:
+        # A kernel starts while the last one ends, where an NVIDIA GPU can. PyTorch 2.8 does not know it.
         options["triton.enable_pdl"] = True
     with torch._inductor.config.patch(options):
         return standalone_compile(module, arguments, dynamic_shapes=shapes)
