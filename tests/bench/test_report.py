@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from octavo.bench.columns import COLUMNS
 from octavo.bench.machine import Fact
-from octavo.bench.report import COLUMNS, Report, filled
+from octavo.bench.report import Report, filled
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 PAGES = sorted(DOCS.glob("*.md"))
