@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.bench import device_time
 from octavo.bench.workload import SHAREGPT_PACKAGE
 from tests.checkpoints import make
 
@@ -46,3 +47,10 @@ def sharegpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def no_sharegpt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its package is not installed."""
     monkeypatch.setitem(sys.modules, SHAREGPT_PACKAGE, None)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are timed with next to nothing flushed, beside a ceiling measured with next to nothing."""
+    monkeypatch.setattr(device_time, "FLUSHED_BYTES", 16)
+    monkeypatch.setattr(device_time, "_READ_BYTES", 1 << 16)

@@ -13,8 +13,9 @@ from torch import Tensor
 from octavo.attention.contract import AttentionSpec
 from octavo.attention.device import CPU, Device
 from octavo.attention.select import Selection
-from octavo.bench import device_time, kernels
-from octavo.bench.kernels import Batch, by_phase
+from octavo.bench import kernels
+from octavo.bench.batches import Batch
+from octavo.bench.kernels import by_phase
 from octavo.bench.tune import tuned
 from octavo_reference.backend import ReferenceBackend
 from tests.bench.test_kernels import options
@@ -61,14 +62,12 @@ def test_the_geometric_mean_of_ratios_decides_and_what_does_not_run_is_left_out(
     assert units_are_named(rows)
 
 
-def test_a_backend_without_shapes_says_so() -> None:
+def test_a_backend_without_shapes_says_so(quick: None) -> None:
     with pytest.raises(ValueError, match="any/reference offers no shapes to choose from: leave out --tune"):
         kernels.run(options(attention=["any/reference"], tune=True), lambda _: None)
 
 
-def test_the_bench_tunes_on_its_own_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_time, "FLUSHED_BYTES", 16)
-    monkeypatch.setattr(device_time, "_READ_BYTES", 1 << 16)
+def test_the_bench_tunes_on_its_own_batches(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "SMALL", [Batch.decodes(2, 20), Batch.prompts(1, 5)])
     monkeypatch.setattr(kernels, "choose", lambda *_, **__: Selection(Shaped, "cpu", 16, (), ()))
     report = kernels.run(options(attention=["any/shaped"], tune=True), lambda _: None)

@@ -19,6 +19,7 @@ from octavo.bench.flags import (
     ShortestPrompt,
     show,
 )
+from octavo.bench.kernels_command import kernels
 from octavo.bench.throughput_command import throughput
 from octavo.options import setting
 
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 
 app.command()(throughput)
+app.command()(kernels)
 
 
 @app.command()
@@ -112,46 +114,6 @@ def serving(
         from octavo.bench.plot import draw
 
         draw(found.latencies, options.objectives, plot)
-
-
-@app.command()
-def kernels(
-    attention: Annotated[
-        list[str] | None, typer.Option(help="A backend, as in ATTENTION; may be given several times.")
-    ] = None,
-    device: Annotated[str | None, setting("device")] = None,
-    heads: Annotated[int, typer.Option(min=1, help="Query heads.")] = 32,
-    kv_heads: Annotated[int, typer.Option(min=1, help="Key heads.")] = 8,
-    head_size: Annotated[int, typer.Option(min=1, help="Elements of a head.")] = 128,
-    dtype: Annotated[str | None, typer.Option(help="Default: bfloat16, on a CPU float32.")] = None,
-    kv_cache_dtype: Annotated[str | None, typer.Option(help="Of the cache. Default: as --dtype.")] = None,
-    block_size: Annotated[int | None, setting("block_size")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each batch, of which the median counts.")] = 50,
-    tune: Annotated[
-        bool, typer.Option("--tune", help="Instead: the shapes of tiles that the backend offers, the best first.")
-    ] = False,
-    json_path: JsonFile = None,
-) -> None:
-    """Attention alone: decoding beside what the memory gives, prompts in operations a second."""
-    from octavo.bench.kernels import Options, run
-
-    with Console(stderr=True).status("preparing") as status:
-        report = run(
-            Options(
-                attention or [None],
-                device,
-                heads,
-                kv_heads,
-                head_size,
-                dtype,
-                kv_cache_dtype,
-                block_size,
-                repeats,
-                tune,
-            ),
-            status.update,
-        )
-    show(report, json_path)
 
 
 @app.command()

@@ -93,7 +93,7 @@ def _place(row: Row) -> str:
     return f"– {row['operator']}" if row.get("operator") else str(row["where"])
 
 
-WORDS = {"engine", "backend", "reservation", "where", "prompt", "batch", "phase", "options"}
+WORDS = {"engine", "backend", "reservation", "where", "prompt", "batch", "heads", "cache", "phase", "options"}
 """Headings over words, which stand on the left."""
 
 COLUMNS: dict[str, Columns] = {
@@ -154,18 +154,11 @@ COLUMNS: dict[str, Columns] = {
     ],
     "tuning": [
         ("backend", word("backend")),
+        ("heads", word("heads")),
+        ("cache", word("cache")),
         ("phase", word("phase")),
         ("options", word("options")),
         ("time ratio", number("time_ratio", 3)),
-    ],
-    "kernels": [
-        ("backend", word("backend")),
-        ("batch", word("batch")),
-        ("block size", number("block_size_tokens")),
-        ("µs", scaled("attend_seconds", 1e-6, 1)),
-        ("GB/s", scaled("bytes_per_second", 1e9, 0)),
-        ("of the memory", number("floor_percent", 0, " %")),
-        ("TFLOP/s", scaled("operations_per_second", 1e12, 0)),
     ],
     "tenants": [
         ("prompt", word("prompt")),

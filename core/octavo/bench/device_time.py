@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -16,8 +17,8 @@ _READ_BYTES = 2 << 30
 _WARM_UPS = 3
 
 
-def seconds(device: Device, run: Callable[[], object], repeats: int, *, captured: bool = True) -> float:
-    """The median. `captured`: by replays of a graph, where the device can: launches cost what they do in an engine."""
+def prepared(device: Device, run: Callable[[], object], *, captured: bool = True) -> Callable[[], None]:
+    """It, warmed up. `captured`: a graph's replay, where the device can: launches cost what they do in an engine."""
 
     def once() -> None:
         run()
@@ -25,13 +26,32 @@ def seconds(device: Device, run: Callable[[], object], repeats: int, *, captured
     for _ in range(_WARM_UPS):
         once()
     device.synchronize()
-    replay = (device.capture(once) if captured else None) or once
+    recorded = device.capture(once) if captured else None
+    return once if recorded is None else partial(_replay, recorded, run)
+
+
+def _replay(recorded: Callable[[], None], run: Callable[[], object]) -> None:
+    """`run` is kept with it, and so what the graph reads: to a graph that is memory which may be given away."""
+    recorded()
+
+
+def in_turns(device: Device, runs: Sequence[Callable[[], None]], repeats: int) -> list[float]:
+    """The median seconds of each, run one after the other, over and over: what drifts meanwhile favours none."""
     cache = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device.torch_device)
     if device.torch_device.type == "cpu":
-        return statistics.median(_on_host(replay, cache) for _ in range(repeats))
-    events = [_events(device, replay, cache) for _ in range(repeats)]
+        return _medians([[_on_host(run, cache) for run in runs] for _ in range(repeats)])
+    events = [[_events(device, run, cache) for run in runs] for _ in range(repeats)]
     device.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in events) / 1000
+    return _medians([[start.elapsed_time(end) / 1000 for start, end in turn] for turn in events])
+
+
+def seconds(device: Device, run: Callable[[], object], repeats: int, *, captured: bool = True) -> float:
+    """The median of one alone."""
+    return in_turns(device, [prepared(device, run, captured=captured)], repeats)[0]
+
+
+def _medians(turns: Sequence[Sequence[float]]) -> list[float]:
+    return [statistics.median(taken) for taken in zip(*turns, strict=True)]
 
 
 def _on_host(run: Callable[[], None], cache: torch.Tensor) -> float:

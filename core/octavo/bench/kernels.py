@@ -2,127 +2,188 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch
 
-from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec, Phase
+from octavo.attention.check import describe
+from octavo.attention.contract import AttentionBackend, AttentionSpec, Phase
 from octavo.attention.device import Device
 from octavo.attention.select import Selection, choose, choose_device
-from octavo.bench.device_time import read_bytes_per_second, seconds
+from octavo.attention.wish import BackendUnavailable
+from octavo.bench import peers
+from octavo.bench.batches import GRID, SMALL, Batch, chosen
+from octavo.bench.device_time import in_turns, prepared, read_bytes_per_second
+from octavo.bench.inputs import Inputs
 from octavo.bench.machine import Fact, accelerator, machine
 from octavo.bench.report import Report
 from octavo.bench.tune import tuned
-from octavo.plugins import plugins
+from octavo.hooks import PROJECT
+from octavo.plugins import Plugins
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Rows of one step."""
-
-    name: str
-    contexts: tuple[int, ...]
-    """Tokens of each row, this step's among them."""
-    new: tuple[int, ...]
-    """This step's."""
-
-    @classmethod
-    def decodes(cls, rows: int, context: int) -> Batch:
-        """Rows of one new token."""
-        return cls(f"{rows} x {context}", (context,) * rows, (1,) * rows)
-
-    @classmethod
-    def prompts(cls, rows: int, length: int, behind: int = 0) -> Batch:
-        """Rows of `length` new tokens, behind as many that were there before."""
-        name = f"{rows} x {length}" + (f" behind {behind}" if behind else "")
-        return cls(name, (behind + length,) * rows, (length,) * rows)
-
-
-DECODES = [
-    *(Batch.decodes(1, context) for context in (1024, 8192, 32768, 65536)),
-    *(Batch.decodes(8, context) for context in (2048, 4096, 16384)),
-    *(Batch.decodes(*shape) for shape in ((32, 2048), (32, 4096), (64, 8192), (256, 1024))),
-    Batch("1 x 65536 with 63 x 512", (65536, *[512] * 63), (1,) * 64),
-]
-PREFILLS = [
-    *(Batch.prompts(*shape) for shape in ((16, 1024), (4, 4096), (1, 16384), (1, 512, 8192), (1, 512, 65536))),
-    Batch("4 x 1024 with 64 decodes of 2048", (*[2048] * 64, *[1024] * 4), (*[1] * 64, *[1024] * 4)),
-]
-SMALL = [Batch.decodes(1, 1024), Batch.decodes(8, 512), Batch.prompts(2, 128)]
-"""For a device that has no such memory and speed."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is measured."""
+    """What is measured: every backend with every shape, cache dtype and block size that it takes."""
 
-    attention: Sequence[str | None]
-    """Backends as in `ATTENTION`; None: the best one."""
-    device: str | None
-    heads: int
-    kv_heads: int
-    head_size: int
-    dtype: str | None
-    kv_dtype: str | None
-    block_size: int | None
-    repeats: int
+    attention: Sequence[str | None] = (None,)
+    """Backends as in `ATTENTION`, or peers; None: the best one."""
+    device: str | None = None
+    heads: Sequence[str] = ("32/8",)
+    """Query heads and key heads."""
+    head_size: int = 128
+    dtype: str | None = None
+    kv_dtypes: Sequence[str] = ()
+    """Of the cache; none: as `dtype`."""
+    block_sizes: Sequence[int] = ()
+    """None: each backend's own."""
+    batches: Sequence[str] = ()
+    """By name; none: those for the device."""
+    only: str | None = None
+    """decode, prefill or mixed."""
+    repeats: int = 50
     tune: bool = False
     """Measure the shapes that the backends offer, rather than the one that they take."""
 
 
 def run(options: Options, progress: Callable[[str], None]) -> Report:
     """Measure each backend on each batch. Raises BackendUnavailable or UnknownBackend with the reasons."""
-    installed = plugins()
+    installed = Plugins([*entry_points(group=PROJECT), peers.ENTRY_POINT])
     device = choose_device(options.device or "auto", installed)
-    dtype = options.dtype or ("float32" if device.torch_device.type == "cpu" else "bfloat16")
-    kv_dtype = (options.kv_dtype or dtype).replace("fp8_", "float8_")
-    for word in (dtype, kv_dtype):
-        if not isinstance(getattr(torch, word, None), torch.dtype):
-            raise ValueError(f"{word} is no dtype: bfloat16, float16, float32, or of the cache fp8_e4m3fn, fp8_e5m2")
-    spec = AttentionSpec(
-        layers=1, heads=options.heads, kv_heads=options.kv_heads, head_size=options.head_size,
-        scale=options.head_size**-0.5, dtype=getattr(torch, dtype), kv_dtype=getattr(torch, kv_dtype),
-    )  # fmt: skip
-    rows: list[dict[str, Fact]] = []
+    specs = _specs(options, device)
+    batches = chosen(SMALL if device.torch_device.type == "cpu" else GRID, options.batches, options.only)
+    selections, left_out = _selections(options, specs, device, installed)
     ceiling = read_bytes_per_second(device)
-    batches = SMALL if device.torch_device.type == "cpu" else [*DECODES, *PREFILLS]
-    for name in options.attention:
-        selection = choose((spec,), device, attention=name, block_size=options.block_size, plugins=installed)
-
-        def timed(backend: AttentionBackend, batch: Batch, selection: Selection = selection) -> float:
-            captured = selection.capabilities.graphs != "none"
-            return seconds(device, _attending(backend, batch, device), options.repeats, captured=captured)
-
+    rows: list[dict[str, Fact]] = []
+    for spec, selected in selections.items():
         if options.tune:
-            rows += tuned(selection, spec, device, by_phase(batches), timed, progress)
+            rows += _tuned(selected, spec, device, batches, options.repeats, progress)
             continue
-        backend = selection.build(spec, device)
+        contenders = [(one, one.build(spec, device)) for one in selected]
         for batch in batches:
-            progress(f"{selection.name}: {batch.name}")
-            row: dict[str, Fact] = {"backend": selection.name, "batch": batch.name}
-            row["block_size_tokens"] = selection.block_size
-            rows.append(row | _measures(spec, batch, timed(backend, batch), ceiling))
+            progress(f"{_heads(spec)}, {_cache(spec)}: {batch.name}")
+            rows += _measured(contenders, Inputs(spec, batch, device.torch_device), device, options.repeats, ceiling)
     workload: dict[str, Fact] = {
         "device": _device_name(device),
-        "heads": f"{spec.heads}/{spec.kv_heads} of {spec.head_size}",
-        "dtype": dtype,
-        "cache": kv_dtype,
+        "heads": ", ".join(dict.fromkeys(map(_heads, specs))),
+        "dtype": _word(specs[0].dtype),
+        "cache": ", ".join(dict.fromkeys(map(_cache, specs))),
         "memory read": f"{ceiling / 1e12:.2f} TB/s",
         "repeats": options.repeats,
+        "left out": "; ".join(left_out) or None,
     }
     where = machine() | accelerator(device.torch_device)
     return Report(bench="tuning" if options.tune else "kernels", machine=where, workload=workload, rows=rows)
 
 
+def _specs(options: Options, device: Device) -> list[AttentionSpec]:
+    """Each pair of head counts with each cache. Raises ValueError for what is no pair or no dtype."""
+    dtype = options.dtype or ("float32" if device.torch_device.type == "cpu" else "bfloat16")
+    return [
+        AttentionSpec(
+            layers=1, heads=heads, kv_heads=kv_heads, head_size=options.head_size, scale=options.head_size**-0.5,
+            dtype=_dtype(dtype), kv_dtype=_dtype(kv_dtype),
+        )
+        for heads, kv_heads in map(_pair, dict.fromkeys(options.heads))
+        for kv_dtype in dict.fromkeys(options.kv_dtypes or [dtype])
+    ]  # fmt: skip
+
+
+def _pair(heads: str) -> tuple[int, int]:
+    query, _, key = heads.partition("/")
+    if not (query.isdecimal() and key.isdecimal()):
+        raise ValueError(f"heads {heads}: write query heads and key heads, such as 32/8")
+    return int(query), int(key)
+
+
+def _dtype(word: str) -> torch.dtype:
+    dtype = getattr(torch, word.replace("fp8_", "float8_"), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{word} is no dtype: bfloat16, float16, float32, or of the cache fp8_e4m3fn, fp8_e5m2")
+    return dtype
+
+
+def _selections(
+    options: Options, specs: Sequence[AttentionSpec], device: Device, installed: Plugins
+) -> tuple[Mapping[AttentionSpec, list[Selection]], list[str]]:
+    """Who is measured with each spec, and why others are left out: only where they can serve something else."""
+    found: dict[AttentionSpec, list[Selection]] = {spec: [] for spec in specs}
+    left_out: list[str] = []
+    for name in dict.fromkeys(options.attention):
+        refused = []
+        asked = list(itertools.product(specs, dict.fromkeys(options.block_sizes) or [None]))
+        for spec, size in asked:
+            try:
+                found[spec].append(choose((spec,), device, attention=name, block_size=size, plugins=installed))
+            except BackendUnavailable as error:
+                refused.append(error)
+        if len(refused) == len(asked):
+            raise refused[0]
+        left_out += dict.fromkeys(str(error).splitlines()[0] for error in refused)
+    return found, left_out
+
+
+def _measured(
+    contenders: Sequence[tuple[Selection, AttentionBackend]],
+    inputs: Inputs,
+    device: Device,
+    repeats: int,
+    ceiling: float,
+) -> list[dict[str, Fact]]:
+    """A row for each; one whose answer is wrong, or that fails, has a fault and no time."""
+    spec, batch = inputs.spec, inputs.batch
+    rows: list[dict[str, Fact]] = []
+    ready: list[tuple[dict[str, Fact], Callable[[], None]]] = []
+    for selection, backend in contenders:
+        row: dict[str, Fact] = {"backend": selection.name, "batch": batch.name, "phase": batch.kind}
+        row |= {"heads": _heads(spec), "cache": _cache(spec), "block_size_tokens": selection.block_size}
+        rows.append(row)
+        try:
+            replay, row["error_ratio"] = _checked(inputs, backend, device)
+            ready.append((row, replay))
+        except Exception as error:  # whatever a kernel of somebody's says of a batch: the others are measured
+            row["fault"] = describe(error)
+    for (row, _), taken in zip(ready, in_turns(device, [replay for _, replay in ready], repeats), strict=True):
+        row |= _measures(spec, batch, taken, ceiling)
+    return rows
+
+
+def _checked(inputs: Inputs, backend: AttentionBackend, device: Device) -> tuple[Callable[[], None], float]:
+    """What is timed, and its error: that of a replay, so that nothing else is timed than what is right."""
+    attending = inputs.attending(backend)
+    replay = prepared(device, attending, captured=backend.capabilities.graphs != "none")
+    replay()
+    return replay, inputs.error(attending.answer)
+
+
+def _tuned(
+    selections: Sequence[Selection],
+    spec: AttentionSpec,
+    device: Device,
+    batches: Sequence[Batch],
+    repeats: int,
+    progress: Callable[[str], None],
+) -> list[dict[str, Fact]]:
+    def timed(backend: AttentionBackend, batch: Batch) -> float:
+        replay, _ = _checked(Inputs(spec, batch, device.torch_device), backend, device)
+        return in_turns(device, [replay], repeats)[0]
+
+    rows: list[dict[str, Fact]] = []
+    for selection in selections:
+        found = tuned(selection, spec, device, by_phase(batches), timed, progress)
+        shape: dict[str, Fact] = {"heads": _heads(spec), "cache": _cache(spec)}
+        rows += [row | shape | {"block_size_tokens": selection.block_size} for row in found]
+    return rows
+
+
 def by_phase(batches: Sequence[Batch]) -> dict[Phase, list[Batch]]:
     """Those in which all rows decode, and those in which none does."""
-    return {
-        "decode": [batch for batch in batches if max(batch.new) == 1],
-        "prefill": [batch for batch in batches if min(batch.new) > 1],
-    }
+    phases: tuple[Phase, ...] = ("decode", "prefill")
+    return {phase: [batch for batch in batches if batch.kind == phase] for phase in phases}
 
 
 def _device_name(device: Device) -> str:
@@ -130,9 +191,21 @@ def _device_name(device: Device) -> str:
     return device.name if name is None else str(name(device.torch_device))
 
 
+def _heads(spec: AttentionSpec) -> str:
+    return f"{spec.heads}/{spec.kv_heads} of {spec.head_size}"
+
+
+def _cache(spec: AttentionSpec) -> str:
+    return _word(spec.kv_dtype)
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _measures(spec: AttentionSpec, batch: Batch, taken: float, ceiling: float) -> dict[str, Fact]:
     """Decoding is judged by the bytes of keys and values that it must read, prompts by 4 operations a pair and dim."""
-    if max(batch.new) == 1:
+    if batch.kind == "decode":
         size = 2 * sum(batch.contexts) * spec.kv_heads * spec.head_size * spec.kv_dtype.itemsize
         return {
             "attend_seconds": taken,
@@ -141,48 +214,3 @@ def _measures(spec: AttentionSpec, batch: Batch, taken: float, ceiling: float) -
         }
     pairs = sum(new * context - new * (new - 1) // 2 for new, context in zip(batch.new, batch.contexts, strict=True))
     return {"attend_seconds": taken, "operations_per_second": 4 * pairs * spec.heads * spec.head_size / taken}
-
-
-def _attending(backend: AttentionBackend, batch: Batch, device: Device) -> Callable[[], object]:
-    """One layer's `attend`, planned, over a cache of random numbers in shuffled blocks."""
-    spec, where = backend.spec, device.torch_device
-    blocks = [-(-context // backend.block_size) for context in batch.contexts]
-    cache = backend.layout.allocate(sum(blocks) + 1, where)
-    _fill(backend, cache, sum(blocks) + 1, where)
-    tokens = sum(batch.new)
-    query = torch.randn(tokens, spec.heads, spec.head_size, device=where, dtype=spec.dtype)
-    key = torch.randn(tokens, spec.kv_heads, spec.head_size, device=where, dtype=spec.dtype)
-    plan = backend.plan(
-        AttentionBatch(
-            query_starts=torch.tensor([0, *batch.new]).cumsum(0).to(where, torch.int32),
-            context_lengths=torch.tensor(batch.contexts, dtype=torch.int32, device=where),
-            block_table=_shuffled(blocks).to(where, torch.int32),
-            slots=torch.full((tokens,), -1, dtype=torch.int64, device=where),
-            max_query=max(batch.new),
-            max_context=max(batch.contexts),
-            decodes=sum(new == 1 for new in batch.new),
-        )
-    )
-    return lambda: backend.attend(query, key, key, cache, plan, 0)
-
-
-def _shuffled(blocks: Sequence[int]) -> torch.Tensor:
-    """[rows, most blocks]: each row's own, from all over the cache; block 0 is nobody's."""
-    ids = torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(0)) + 1
-    table = torch.zeros(len(blocks), max(blocks), dtype=torch.int64)
-    ends = torch.tensor([0, *blocks]).cumsum(0).tolist()
-    for row, (start, end) in enumerate(pairwise(ends)):
-        table[row, : end - start] = ids[start:end]
-    return table
-
-
-def _fill(backend: AttentionBackend, cache: object, blocks: int, where: torch.device) -> None:
-    """Random numbers in every slot: zeros would be faster on some chips."""
-    for slots in _pieces(blocks * backend.block_size, where):
-        shape = (len(slots), backend.spec.kv_heads, backend.spec.head_size)
-        key, value = (torch.randn(shape, device=where, dtype=backend.spec.dtype) for _ in range(2))
-        backend.layout.write(cache, 0, key, value, slots)
-
-
-def _pieces(slots: int, where: torch.device) -> Iterator[torch.Tensor]:
-    return iter(torch.arange(slots, device=where).split(1 << 16))

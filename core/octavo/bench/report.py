@@ -11,6 +11,7 @@ import msgspec
 from rich.table import Table
 
 from octavo.bench.columns import COLUMNS, WORDS
+from octavo.bench.comparison import compared
 from octavo.bench.machine import PLATFORMS, Fact, commit, machine, versions
 
 
@@ -40,8 +41,8 @@ class Report(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def cells(self) -> list[list[str]]:
         """The table: its headings, then a line for each row."""
-        columns = COLUMNS[self.bench]
-        return [[heading for heading, _ in columns], *([show(row) for _, show in columns] for row in self.rows)]
+        columns, rows = compared(self.rows) if self.bench == "kernels" else (COLUMNS[self.bench], self.rows)
+        return [[heading for heading, _ in columns], *([show(row) for _, show in columns] for row in rows)]
 
     def markdown(self) -> str:
         """The table for a page, with a line on where the numbers come from."""

@@ -30,14 +30,16 @@ def tuned(
 ) -> list[dict[str, Fact]]:
     """A row for each shape that ran, by phase, the best first: how its times compare to the least of each batch.
 
-    One that does not run, for lack of registers or shared memory, has no row. Raises ValueError where the backend
-    offers none.
+    One that does not run, for lack of registers or shared memory, or computes something else, has no row, nor has a
+    phase without batches. Raises ValueError where the backend offers none.
     """
     offered = selection.chosen.tunables
     if not any(offered.values()):
         raise ValueError(f"{selection.name} offers no shapes to choose from: leave out --tune")
     rows: list[dict[str, Fact]] = []
     for phase, shapes in offered.items():
+        if not batches[phase]:
+            continue
         taken: dict[int, list[float]] = {}
         for number, shape in enumerate(shapes):
             progress(f"{selection.name}, {phase}: {number + 1} of {len(shapes)}")

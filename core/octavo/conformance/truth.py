@@ -52,15 +52,15 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None,
     """Causal attention of the last tokens of one history to all of it, in float64.
 
     query: [new, heads, head_size]; keys, values: [context, kv_heads, head_size]; sinks: [heads], each a logit that
-    carries no value. Returns [new, heads, head_size].
+    carries no value. Returns [new, heads, head_size], where they are.
     """
     context, group = keys.shape[0], spec.group
     keys, values = (tensor.double().repeat_interleave(group, dim=1) for tensor in (keys, values))
     logits = spec.scale * torch.einsum("qhd,khd->hqk", query.double(), keys)
     if spec.softcap is not None:
         logits = spec.softcap * torch.tanh(logits / spec.softcap)
-    seen_from = torch.arange(context - query.shape[0], context).unsqueeze(1)
-    behind = seen_from - torch.arange(context)
+    seen_from = torch.arange(context - query.shape[0], context, device=query.device).unsqueeze(1)
+    behind = seen_from - torch.arange(context, device=query.device)
     visible = (behind >= 0) & (behind < (spec.window or context))
     logits = logits.masked_fill(~visible, -torch.inf)
     if sinks is not None:
