@@ -156,6 +156,13 @@ class OneLayerLayout(AxesLayout):
             super().write(cache, one, key, value, slots)
 
 
+class SmallerFloatsLayout(AxesLayout):
+    """Cuts at what another kind of fp8 (e4m3fnuz) ends at."""
+
+    def write(self, cache: KVCache, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
+        super().write(cache, layer, key.clamp(-240, 240), value.clamp(-240, 240), slots)
+
+
 class SwappedLayout(AxesLayout):
     """Reads heads and elements the other way round, which has the same shape where they are as many."""
 
@@ -202,6 +209,12 @@ class OneLayer(Narrow):
 @fault("heads and elements swapped in read", "layout-write", "layout-blocks", "decode")
 class Swapped(Narrow):
     layout_type: ClassVar[LayoutType] = staticmethod(made(SwappedLayout))
+
+
+@fault("fp8 cut below its largest number", "fp8-scales")
+class SmallerFloats(Narrow):
+    capabilities = replace(Narrow.capabilities, kv_dtypes=(torch.float8_e4m3fn,))
+    layout_type: ClassVar[LayoutType] = staticmethod(made(SmallerFloatsLayout))
 
 
 # Declarations.

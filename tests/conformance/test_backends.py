@@ -17,7 +17,7 @@ from tests.conformance.vectorised import Vectorised
 NARROW = replace(
     ReferenceBackend.capabilities,
     dtypes=(torch.float32,),
-    kv_dtypes=(torch.float32, torch.bfloat16),
+    kv_dtypes=(torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
     head_sizes=(64,),
     block_sizes=(16, 24),
 )

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AutoConfig, PreTrainedModel
 
+from octavo.kv.scales import KVScales
 from octavo.models import bridge
 from octavo.models.bridge import AttentionCall, UnsupportedModel, groups, inspect, sinks
 from octavo.models.load import load, load_random
@@ -94,6 +95,17 @@ def test_a_model_can_be_inspected_again_after_it_was_bound(tmp_path: Path) -> No
     bridge.bind(calls, [0, 1, 2], bridge.AttentionGroup(backend=object(), cache=None))  # type: ignore[arg-type]
     again = inspect(model)
     assert [call.module for call in again] == [call.module for call in calls]
+
+
+def test_each_layer_is_bound_with_its_own_scales(tmp_path: Path) -> None:
+    _, calls = inspected("gemma2", tmp_path)
+    alike = groups(calls, torch.float32, torch.float8_e4m3fn)
+    one = torch.ones(1)
+    scales = {number: KVScales.of(one, one, spec) for spec, members in alike for number in members if number != 3}
+    for _, members in alike:
+        bridge.bind(calls, members, bridge.AttentionGroup(backend=object(), cache=None), scales)  # type: ignore[arg-type]
+    bound = [call.module.__dict__[bridge._BOUND].scales for call in calls]
+    assert bound == [scales[0], scales[1], scales[2], None]
 
 
 # Models that would be served wrongly

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from octavo import LLM, SamplingParams
+from octavo.kv.scales import KVScales
 from octavo.models import bridge, compile
 from octavo.models.capture import NotCapturable, Piece, capture, eager
 from octavo.models.compile import CompileFailed, compiled
@@ -41,14 +42,26 @@ class Dense:
         return out[0].transpose(0, 1).contiguous()
 
 
-def bound(architecture: str, folder: Path, packed: bool = True) -> PreTrainedModel:
+def bound(architecture: str, folder: Path, packed: bool = True, scaled: bool = False) -> PreTrainedModel:
+    """`scaled`: as for an fp8 cache."""
     model = load(checkpoints.make(architecture, folder), dtype=torch.float32, progress=False).model
     if packed:
         pack(model)
     calls = bridge.inspect(model)
     backend: Any = Dense()
-    bridge.bind(calls, range(len(calls)), bridge.AttentionGroup(backend, None))
+    bridge.bind(calls, range(len(calls)), bridge.AttentionGroup(backend, None), drawn_scales(calls) if scaled else None)
     return model
+
+
+def drawn_scales(calls: Sequence[bridge.AttentionCall]) -> dict[int, KVScales]:
+    """In even layers one scale for all heads, in the others one for each."""
+    ((spec, members),) = bridge.groups(calls, torch.float32, torch.float8_e4m3fn)
+    drawn = torch.rand(len(members), 2, spec.kv_heads, generator=torch.Generator().manual_seed(0)) + 0.1
+    counts = [spec.kv_heads if layer % 2 else 1 for layer in members]
+    return {
+        layer: KVScales.of(key[:count], value[:count], spec)
+        for layer, (key, value), count in zip(members, drawn, counts, strict=True)
+    }
 
 
 @pytest.fixture
@@ -81,14 +94,26 @@ def test_a_capture_computes_what_the_model_does_for_any_number_of_tokens(archite
 def test_compiled_pieces_compute_it_too_and_again(
     on_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`on_gpu`: compiled as for a GPU, though on this CPU."""
+    """`on_gpu`: compiled as for a GPU, though on this CPU; the other time with the scales of an fp8 cache."""
     monkeypatch.setattr(compile, "_on_gpu", lambda model: on_gpu)
-    model = bound("llama", tmp_path, packed=not on_gpu)
+    model = bound("llama", tmp_path, packed=not on_gpu, scaled=not on_gpu)
     plain, captured = eager(model), compiled(model)
     for seed in range(2):
         for tokens, rows in SHAPES:
             expected, found = (forward(*inputs(tokens, rows, seed)) for forward in (plain, captured))
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("recorded_only")
+@torch.inference_mode()
+def test_scales_change_nothing_where_nothing_is_rounded(tmp_path: Path) -> None:
+    """`Dense` keeps no cache."""
+    plain, model = eager(bound("llama", tmp_path / "plain")), bound("llama", tmp_path / "scaled", scaled=True)
+    scaled = (eager(model), compiled(model))
+    for tokens, rows in SHAPES:
+        expected = plain(*inputs(tokens, rows))
+        for forward in scaled:
+            torch.testing.assert_close(forward(*inputs(tokens, rows)), expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.usefixtures("recorded_only")
@@ -116,8 +141,10 @@ def test_more_than_32_bits_can_count_run_as_they_are(tmp_path: Path, monkeypatch
     assert calls == [4]
 
 
-def test_layers_that_do_the_same_are_one_piece(tmp_path: Path) -> None:
-    steps = capture(bound("llama", tmp_path)).steps
+@pytest.mark.parametrize("scaled", [False, True])
+def test_layers_that_do_the_same_are_one_piece(scaled: bool, tmp_path: Path) -> None:
+    """Whatever their scales are, which are arguments as weights are."""
+    steps = capture(bound("llama", tmp_path, scaled=scaled)).steps
     pieces = [step for step in steps if isinstance(step, Piece)]
     assert len(pieces) == 3 + 1
     assert len(steps) == 3 + len(pieces)

@@ -11,7 +11,8 @@ from torch import Tensor
 from octavo.conformance import configuration as grids
 from octavo.conformance.registry import case
 from octavo.conformance.stage import Row, Stage, Step
-from octavo.conformance.truth import LARGE_LOGITS
+from octavo.conformance.truth import LARGE_LOGITS, SCALED
+from octavo.kv.scales import is_fp8
 
 
 def lengths(stage: Stage) -> list[int]:
@@ -184,6 +185,13 @@ def large_logits(stage: Stage) -> None:
     for sign in (query, -query):
         rows = [(stage.row(30, draw_keys=draw_keys), 1), (stage.row(0), 9)]
         stage.run(stage.step(rows, draw_query=lambda *shape, fill=sign: torch.full(shape, fill), draw_keys=draw_keys))
+
+
+@case(grids.scaled, needs=lambda declared: any(map(is_fp8, declared.kv_dtypes)))
+def fp8_scales(stage: Stage) -> None:
+    """Keys and values in the thousands, which scales bring into the whole range of an fp8 cache."""
+    stage.limit = SCALED
+    stage.run(stage.step(mixture(stage)))
 
 
 def strided(step: Step, stage: Stage, pack: bool) -> Step:

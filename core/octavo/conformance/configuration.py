@@ -10,6 +10,7 @@ from types import EllipsisType
 import torch
 
 from octavo.attention.contract import AttentionSpec, Capabilities
+from octavo.kv.scales import is_fp8
 
 SCALE = 0.1
 """Not head_size ** -0.5 for any usual head size, so that a backend that assumes it is noticed."""
@@ -52,6 +53,8 @@ class Configuration:
     layers: int = 2
     high: bool = False
     """Blocks from the far end of a large cache."""
+    scaled: bool = False
+    """Keys and values beyond what the cache's dtype holds, with scales for each layer and head."""
 
     @property
     def spec(self) -> AttentionSpec:
@@ -74,7 +77,7 @@ class Configuration:
         words = [_word(self.dtype), f"{self.heads}/{self.kv_heads}x{self.head_size}", f"b{self.block_size}"]
         words += [f"cache-{_word(self.kv_dtype)}"] if self.kv_dtype != self.dtype else []
         words += [f"{name}{getattr(self, name):g}" for name in ("window", "softcap") if getattr(self, name) is not None]
-        words += ["sinks"] if self.sinks else []
+        words += [name for name in ("sinks", "scaled") if getattr(self, name)]
         return "-".join([*words, self.dirt.value])
 
 
@@ -145,6 +148,13 @@ def all_dtypes(capabilities: Capabilities) -> Iterator[Configuration]:
     for dtype in capabilities.dtypes:
         for kv_dtype in capabilities.kv_dtypes:
             yield replace(base(capabilities), dtype=dtype, kv_dtype=kv_dtype)
+
+
+def scaled(capabilities: Capabilities) -> Iterator[Configuration]:
+    """Each declared dtype with each declared fp8 cache, with scales."""
+    for configuration in all_dtypes(capabilities):
+        if is_fp8(configuration.kv_dtype):
+            yield replace(configuration, scaled=True)
 
 
 def all_features(capabilities: Capabilities) -> Iterator[Configuration]:

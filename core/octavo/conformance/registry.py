@@ -12,6 +12,7 @@ from octavo.attention.check import describe
 from octavo.attention.contract import AttentionBackend, Capabilities
 from octavo.attention.device import Device
 from octavo.conformance.configuration import Configuration
+from octavo.conformance.scaled import ScaledStage
 from octavo.conformance.stage import Stage
 from octavo.conformance.truth import EXACT, Deviation, Fault
 
@@ -81,7 +82,8 @@ class Trial:
     def stage(self) -> Stage:
         """A new backend object and a dirty cache."""
         seed = crc32(str(self).encode()) + self.seed
-        return Stage(self.backend, self.configuration, self.device, seed)
+        stage = ScaledStage if self.configuration.scaled else Stage
+        return stage(self.backend, self.configuration, self.device, seed)
 
     def run(self) -> Outcome:
         """Play the case; whatever the backend raises is an outcome too."""

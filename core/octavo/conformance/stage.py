@@ -39,7 +39,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One packed forward and its truth. query, key, value and truth: [layers, tokens, heads, head_size]."""
+    """One packed forward and its truth. query, key, value and truth: [layers, tokens, heads, head_size].
+
+    query, key and value are what the backend is given: where there are scales, they are in it already.
+    """
 
     batch: AttentionBatch
     query: Tensor
@@ -91,26 +94,40 @@ class Stage:
         shape = (self.spec.layers, tokens, self.spec.kv_heads, self.spec.head_size)
         return self.exact((draw or self.randn)(*shape)).double()
 
+    def _draw_values(self, tokens: int) -> Tensor:
+        return self._draw_keys(tokens)
+
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.spec.dtype)
+
+    # What core does where an fp8 cache has scales (`ScaledStage`), to all layers at once.
+
+    def _asking(self, query: Tensor) -> Tensor:
+        return query
+
+    def _cached(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return key, value
+
+    def _restored(self, layer: int, answer: Tensor) -> Tensor:
+        return answer
 
     # Rows and steps.
 
     def row(self, length: int, prefix: Row | None = None, shared_blocks: int = 0, draw_keys: Draw | None = None) -> Row:
         """A sequence whose `length` tokens earlier steps have written; it may share the first blocks of another."""
         shared = shared_blocks * self.configuration.block_size
-        row = Row(self._draw_keys(0), self._draw_keys(0), [])
+        row = Row(self._draw_keys(0), self._draw_values(0), [])
         if prefix is not None:
             row = Row(prefix.keys[:, :shared], prefix.values[:, :shared], prefix.blocks[:shared_blocks])
         self._grow(row, length - shared, draw_keys)
         key, value = (self._on_device(tensor[:, shared:]) for tensor in (row.keys, row.values))
-        self.cache.write(key, value, self._last_slots(row, length - shared))
+        self.cache.write(*self._cached(key, value), self._last_slots(row, length - shared))
         self.rows.append(row)
         return row
 
     def _grow(self, row: Row, tokens: int, draw_keys: Draw | None) -> None:
         row.keys = torch.cat([row.keys, self._draw_keys(tokens, draw_keys)], dim=1)
-        row.values = torch.cat([row.values, self._draw_keys(tokens)], dim=1)
+        row.values = torch.cat([row.values, self._draw_values(tokens)], dim=1)
         while len(row.blocks) * self.configuration.block_size < len(row) + self.capabilities.spare_slots:
             row.blocks.append(self.cache.take())
 
@@ -133,11 +150,15 @@ class Stage:
         shape = (self.spec.layers, sum(new) + padding, self.spec.heads, self.spec.head_size)
         query = self._on_device((draw_query or self._draw_query)(*shape))
         surplus = self._draw_keys(padding)
+        key, value = self._cached(
+            self._on_device(torch.cat([*(row.keys[:, len(row) - n :] for row, n in rows), surplus], dim=1)),
+            self._on_device(torch.cat([*(row.values[:, len(row) - n :] for row, n in rows), surplus], dim=1)),
+        )
         return Step(
             batch=self._batch(rows, padding),
-            query=query,
-            key=self._on_device(torch.cat([*(row.keys[:, len(row) - n :] for row, n in rows), surplus], dim=1)),
-            value=self._on_device(torch.cat([*(row.values[:, len(row) - n :] for row, n in rows), surplus], dim=1)),
+            query=self._asking(query),
+            key=key,
+            value=value,
             truth=self._truth(rows, query.cpu().double()),
             new=new,
             contexts=tuple(len(row) for row, _ in rows),
@@ -192,6 +213,7 @@ class Stage:
         """Compare with the truth; padding tokens need only be finite. Raises Fault with the row at fault."""
         for layer, answer in enumerate(answers):
             check_form(step.query[layer], answer)
+            answer = self._restored(layer, answer)
             start = 0
             for row, (new, context) in enumerate(zip(step.new, step.contexts, strict=True)):
                 own = slice(start, start + new)

@@ -38,6 +38,8 @@ LIMITS = {
 in a low precision, the cosine to a wrong scale."""
 ONE_BYTE_CACHE = Deviation(6e-2, 1 - 2e-3)
 """A cache of one byte an element may keep scales of its own, so that exact inputs are rounded too."""
+SCALED = Deviation(3e-2, 1 - 1e-3)
+"""Beside core's scales a cache of one byte needs none of its own."""
 LARGE_LOGITS = Deviation(3e-2, 1 - 1e-3)
 """Logits near 1e5 have steps of 0.008 in fp32: the weights are off by as much."""
 

@@ -29,6 +29,7 @@ from octavo.models import bridge
 from octavo.models.capture import Forward, NotCapturable, eager
 from octavo.models.compile import CompileFailed, compiled
 from octavo.models.demo import model_location
+from octavo.models.kv_scales import find_scales
 from octavo.models.load import LoadedModel, load, load_random
 from octavo.models.pack import pack, weight_bytes
 from octavo.plugins import Plugins
@@ -98,13 +99,14 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
         prefix_caching=settings.prefix_caching, plugins=plugins,
     )  # fmt: skip
     logger.info(selection.summary())
+    scales = find_scales(loaded.files, loaded.model, calls, alike)
     options = settings.attention_options
     backends = [selection.build(spec, device, options, bridge.sinks(calls, members)) for spec, members in alike]
     block_bytes = sum(backend.layout.block_bytes for backend in backends)
     groups = []
     for backend, (_, members) in zip(backends, alike, strict=True):
         group = bridge.AttentionGroup(backend, backend.layout.allocate(warm_up.BLOCKS, device.torch_device))
-        bridge.bind(calls, members, group)
+        bridge.bind(calls, members, group, scales)
         groups.append(group)
     runner = Runner(_forward(loaded.model, settings, device), groups, device.torch_device)
     vocab_size = _vocab_size(loaded.model)

@@ -7,7 +7,7 @@ is written down.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec
+from octavo.kv.scales import KVScales
 from octavo.models import operators
 
 ATTENTION_NAME = "octavo"
@@ -67,6 +68,8 @@ class BoundLayer:
 
     group: AttentionGroup
     layer: int
+    scales: KVScales | None = None
+    """Not applied here but by `attention`: a capture records what it does, and compiles it with what stands around."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[tokens, heads, size] and twice [tokens, kv_heads, size] -> [tokens, heads, size]."""
@@ -94,10 +97,15 @@ def attention(
     """The function that transformers calls in every layer; [1, heads, tokens, size] each, packed rows as one."""
     bound = cast("BoundLayer | None", module.__dict__.get(_BOUND))
     if bound is not None:
-        packed = (each[0].transpose(0, 1) for each in (query, key, value))
+        query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+        scales = bound.scales
+        if scales is not None:
+            query, (key, value) = scales.asking(query), scales.cached(key, value)
         if operators.is_capturing():
-            return operators.attention(*packed, module.__dict__[_NUMBER])[None], None
-        return bound(*packed)[None], None
+            output = operators.attention(query, key, value, module.__dict__[_NUMBER])
+        else:
+            output = bound(query, key, value)
+        return (output if scales is None else scales.restored(output))[None], None
     _refuse(module, key, value, attention_mask, others)
     head_size = query.shape[-1]
     scale = head_size**-0.5 if scaling is None else float(scaling)
@@ -196,9 +204,14 @@ def sinks(calls: Sequence[AttentionCall], members: Sequence[int]) -> Tensor | No
     return None if rows[0] is None else torch.stack([cast(Tensor, row).detach().float() for row in rows])
 
 
-def bind(calls: Sequence[AttentionCall], members: Sequence[int], group: AttentionGroup) -> None:
-    """From now on these layers attend through `group`."""
+def bind(
+    calls: Sequence[AttentionCall],
+    members: Sequence[int],
+    group: AttentionGroup,
+    scales: Mapping[int, KVScales] | None = None,
+) -> None:
+    """From now on these layers attend through `group`; `scales`: of an fp8 cache, by a layer's number."""
     for layer, number in enumerate(members):
-        bound = BoundLayer(group, layer)
+        bound = BoundLayer(group, layer, (scales or {}).get(number))
         calls[number].module.__dict__[_BOUND] = bound
         calls[number].module.__dict__[_NUMBER] = operators.register(bound)

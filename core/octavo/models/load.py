@@ -1,5 +1,6 @@
 """Loading a model: from a folder, a GGUF file, a hub name, or random weights for a configuration."""
 
+import json
 import re
 import struct
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file
 
 from octavo.models.bridge import ATTENTION_NAME, UnsupportedModel
 from octavo.models.gguf import read_tokenizer
@@ -50,6 +53,8 @@ class LoadedModel:
     """Tokens that a context may have."""
     name: str
     dtype: torch.dtype
+    files: tuple[Path, ...] = ()
+    """Of safetensors, from which the weights came; none for a GGUF file and for random weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +90,10 @@ def load(
             _refuse_unsupported(config, source)
             tokenizer, ends = _read_tokenizer(source)
             loaded = _read_weights(source, config, torch.device(device), dtype=dtype, attn_implementation=attention)
+            files = _weight_files(source)
     except (SafetensorError, struct.error) as error:
         raise ValueError(f"{model} cannot be read: {error}; the file is damaged, fetch it again") from error
-    return _describe(loaded, tokenizer, ends, str(model))
+    return replace(_describe(loaded, tokenizer, ends, str(model)), files=files)
 
 
 def load_tokenizer(
@@ -242,6 +248,19 @@ def _read_weights(source: _Source, config: PreTrainedConfig, device: torch.devic
             "it is incomplete, or of another architecture than its config.json says"
         )
     return model
+
+
+def _weight_files(source: _Source) -> tuple[Path, ...]:
+    """The files of safetensors beside the config.json that was read, a name's in the hub's cache."""
+    if source.gguf_file is not None:
+        return ()
+    config = cached_file(source.location, "config.json", revision=source.options["revision"], local_files_only=True)
+    folder = Path(str(config)).parent
+    if (folder / SAFE_WEIGHTS_NAME).is_file():
+        return (folder / SAFE_WEIGHTS_NAME,)
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    shards = set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else set()
+    return tuple(folder / name for name in sorted(shards))
 
 
 def _describe(

@@ -75,7 +75,7 @@ class Cache(SettingsGroup):
     )
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3fn", "fp8_e5m2"] = Field(
         "auto",
-        description="Of cached keys and values. auto: as dtype. fp8: half as large.",
+        description="Of cached keys and values. auto: as dtype. fp8: half as large, scaled as the checkpoint says.",
     )
     block_size: PositiveInt | None = Field(
         None,
