@@ -67,6 +67,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ATTENTION_OPTIONS", '{"splits": 4}', {"splits": 4}),
         ("TGI_WIGGLE_ROOM", "0.5", 0.5),
         ("LOAD_FORMAT", "dummy", "dummy"),
+        ("DETERMINISTIC", "1", True),
         ("CUDA_MEMORY_FRACTION", "0.5", 0.5),
         ("OCTAVO_CACHE", "/big/disk", Path("/big/disk")),
         ("OCTAVO_CACHE", "~/models", Path.home() / "models"),
@@ -125,6 +126,11 @@ def test_settings_are_frozen() -> None:
         ({}, {"max_batch_prefill_tokens": 9, "max_batch_total_tokens": 8}, "no step can compute more than the cache"),
         ({}, {"block_size": 64, "max_batch_total_tokens": 63}, "the cache must hold a block"),
         (
+            {"MAX_BATCH_SIZE": "65"},
+            {"max_batch_prefill_tokens": 64, "deterministic": True},
+            "max_batch_size is 65 (variable MAX_BATCH_SIZE), it must be at most max_batch_prefill_tokens, which is 64",
+        ),
+        (
             {"MAX_WAITING_TOKENS": "5"},
             {},
             "(variable MAX_WAITING_TOKENS) and has no effect, since waiting_served_ratio",
@@ -160,6 +166,8 @@ def test_settings_at_their_limits() -> None:
     Settings(max_batch_total_tokens=100)  # below the default of max_batch_prefill_tokens, which nobody asked for
     Settings(waiting_served_ratio=0.3, max_waiting_tokens=5)
     Settings(block_size=64, max_batch_total_tokens=64)
+    Settings(max_batch_size=64, max_batch_prefill_tokens=64, deterministic=True)
+    Settings(max_batch_size=65, max_batch_prefill_tokens=64)
 
 
 def test_the_former_name_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

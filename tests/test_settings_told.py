@@ -28,6 +28,7 @@ WRONG = {
     "tgi_wiggle_room": ("1.1", "it must be a number above 0 and at most 1"),
     "max_batch_prefill_tokens": ("0", POSITIVE),
     "max_batch_size": ("0.5", POSITIVE),
+    "deterministic": ("perhaps", BOOLEAN),
     "cuda_graphs": ("all", "it must be auto, or whole numbers with commas between them, e.g. 1,2,4,8, or 0"),
     "waiting_served_ratio": ("-0.1", NUMBER),
     "max_waiting_tokens": ("-1", INTEGER),

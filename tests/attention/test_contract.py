@@ -88,6 +88,11 @@ def test_rows_of_a_batch() -> None:
         ({"window": 4096}, 16, "the model needs window 4096: it supports none"),
         ({"softcap": 50.0}, 16, "the model needs softcap 50.0: it supports none"),
         ({"sinks": True}, 16, "the model needs sinks: it supports none"),
+        (
+            {"batch_invariant": True},
+            16,
+            "deterministic is asked for: with it a token's bits depend on what else is in its batch",
+        ),
     ],
 )
 def test_a_refusal_names_value_and_limit(asked: dict[str, Any], block_size: int, refusal: str) -> None:

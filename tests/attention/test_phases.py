@@ -160,5 +160,13 @@ def test_common_capabilities() -> None:
     assert phased(prefill, decode).capabilities == capabilities(
         block_sizes=(16, 32), head_sizes=(128, 64), prefix_caching=True, spare_slots=1, graphs="decode"
     )
+    invariant = backend("a", can={"batch_invariant": True})
+    assert not phased(invariant, invariant).capabilities.batch_invariant
     assert not phased(decode, prefill).capabilities.prefix_caching
     assert phased(decode, prefill).capabilities.graphs == "none"
+
+
+def test_two_backends_cannot_promise_that_a_token_has_the_same_bits_in_both_phases() -> None:
+    first, second = (backend(name, can={"batch_invariant": True}) for name in "ab")
+    assert disagreement(first, second, spec(), 16) is None
+    assert "give a token different bits" in (disagreement(first, second, spec(batch_invariant=True), 16) or "")

@@ -180,15 +180,16 @@ def test_drawn_answers_to_uniform_prompts_have_no_peer(tiny: Path, tmp_path: Pat
         "throughput", "--model", str(tiny), "--requests", "2", "--uniform", "--input-min", "5", "--input-max", "9",
         "--output-min", "3", "--output-max", "3", "--temperature", "0.6", "--max-total-tokens", "24",
         "--no-prefix-caching", "--repeats", "1", "--no-single", "--attention", "reference", "--block-size", "8",
-        "--json", str(tmp_path / "t.json"),
+        "--deterministic", "--json", str(tmp_path / "t.json"),
     )  # fmt: skip
     (job,) = in_process
+    assert job.deterministic
     assert job.exchanges == Uniform.of(tiny).generation(2, Range(5, 9), Range(3, 3), seed=0)
     assert (job.engine, job.temperature, job.max_total_tokens, job.prefix_caching) == ("octavo", 0.6, 24, False)
     report = Report.read(tmp_path / "t.json")
-    shown = ("prompts", "temperature", "max_total_tokens", "prefix_caching")
+    shown = ("prompts", "temperature", "max_total_tokens", "prefix_caching", "deterministic")
     assert [report.workload[name] for name in shown] == [
-        f"uniform lengths, random token ids up to {VOCABULARY - 1}", 0.6, 24, "off",
+        f"uniform lengths, random token ids up to {VOCABULARY - 1}", 0.6, 24, "off", "on",
     ]  # fmt: skip
     (row,) = report.rows
     assert (row["engine"], row["output_tokens"], row["identical_requests"]) == ("octavo", 6, None)
@@ -199,10 +200,11 @@ def test_the_engine_is_as_the_job_says(tiny: Path) -> None:
     """Two requests with the same prompt, drawn: they differ, and neither finds the other's prefix."""
     wanted = replace(
         job(tiny), exchanges=[Exchange(list(b"a book of leaves"), 20)] * 2, temperature=1.5, prefix_caching=False,
-        max_total_tokens=40,
+        max_total_tokens=40, deterministic=True,
     )  # fmt: skip
     engine = worker.OctavoEngine(wanted)
     assert engine.llm.engine.scheduler.limits.max_total_tokens == 40
+    assert engine.llm.settings.deterministic
     found = engine.generate(wanted.exchanges)
     assert found.answers[0] != found.answers[1]
     assert engine.generate(wanted.exchanges).cached_tokens == 0

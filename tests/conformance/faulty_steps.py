@@ -63,6 +63,20 @@ class RowsMatter(Narrow):
         return super().attend(query, key, value, cache, plan, layer) * (1 + 2e-7 * len(plan.contexts))
 
 
+@fault("other bits in a chunk of several tokens", "batch-invariant")
+class ChunksMatter(Narrow):
+    def attend_tokens(self, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
+        several = len(query) > 1
+        return super().attend_tokens(query, keys, values, sinks) * (1 + 2e-7 * several)
+
+
+@fault("other bits at another place in a batch", "batch-invariant")
+class PlacesMatter(Narrow):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, plan: Plan, layer: int) -> Tensor:
+        out = super().attend(query, key, value, cache, plan, layer)
+        return out * (1 + 2e-7 * (torch.arange(len(out)) % 3 == 2)[:, None, None])
+
+
 # Plans.
 
 

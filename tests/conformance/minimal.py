@@ -90,7 +90,7 @@ class MinimalBackend(AttentionBackend):
             own = slice(starts[row], starts[row + 1])
             if own.start < own.stop and context:
                 keys, values = self.read(cache, layer, plan.table[row].long(), context)
-                out[own] = self.attend_row(query[own].float(), keys.float(), values.float(), sinks)
+                out[own] = self.attend_tokens(query[own].float(), keys.float(), values.float(), sinks)
         return out
 
     def read(self, cache: KVCache, layer: int, table: Tensor, context: int) -> tuple[Tensor, Tensor]:
@@ -98,6 +98,16 @@ class MinimalBackend(AttentionBackend):
         position = torch.arange(context)
         block = table[position // self.block_size]
         return self.layout.read(cache, layer, block * self.block_size + position % self.block_size)
+
+    def attend_tokens(self, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
+        """As `attend_row`; each token in a product of its own where its bits must not depend on the others."""
+        if not self.spec.batch_invariant:
+            return self.attend_row(query, keys, values, sinks)
+        ends = range(keys.shape[0] - query.shape[0] + 1, keys.shape[0] + 1)
+        each = [
+            self.attend_row(one[None], keys[:end], values[:end], sinks) for one, end in zip(query, ends, strict=True)
+        ]
+        return torch.cat(each)
 
     def attend_row(self, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
         """query [new, heads, head_size], keys and values [context, kv_heads, head_size] -> as query, float32."""

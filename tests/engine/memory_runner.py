@@ -8,12 +8,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from octavo.engine.engine import Engine
+from octavo.engine.limits import Limits
 from octavo.engine.output import Output
 from octavo.engine.request import FinishReason
 from octavo.engine.runner import Flight, OutOfMemory, Runner, StepResult
 from octavo.engine.sampler import Sampled, TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams
-from octavo.engine.scheduler import Limits, Scheduler
+from octavo.engine.scheduler import Scheduler
 from octavo.engine.step import Step
 from octavo.kv.manager import KVCacheManager
 from octavo.plugins import Plugins

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from octavo.engine.limits import Limits
 from octavo.engine.request import FinishReason, Request
 from octavo.engine.sampling_params import SamplingParams
-from octavo.engine.scheduler import Limits, Schedule, ScheduledRow, Scheduler
+from octavo.engine.scheduler import Schedule, ScheduledRow, Scheduler
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.node import Namespace
 from tests.engine.slot_memory import Integers, SlotMemory, continuation
@@ -149,6 +150,8 @@ class Bench:
         decoding = {before.request.id for before in known if before.ran and before.left == 1}
         prefill = sum(row.count for row in rows if row.request.id not in decoding)
         assert prefill <= limits.max_batch_prefill_tokens
+        if limits.counts_decodes:
+            assert sum(row.count for row in rows) <= limits.max_batch_prefill_tokens
         self._check_slots(rows)
         self._check_order({row.request.id for row in rows}, known)
 

@@ -166,3 +166,60 @@ def test_an_empty_batch_gives_no_tokens() -> None:
 def test_logits_for_another_number_of_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="2 rows of logits for a batch of 1"):
         Sampler()(normal(2, 10), build_batch([row(SamplingParams())]))
+
+
+# Invariant: nothing of a row depends on what else is in the batch
+
+
+def test_an_invariant_row_keeps_what_was_drawn_or_is_sampled_as_if_it_were_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So its sums are taken as ever, whichever kernel takes them."""
+
+    def ban(output_ids: Sequence[int], logits: Tensor) -> Tensor:
+        return logits.index_fill(0, torch.arange(500), -torch.inf)
+
+    def fail(output_ids: Sequence[int], logits: Tensor) -> Tensor:
+        raise RuntimeError("no more")
+
+    rows = [
+        row(SamplingParams(**fields), seed=seed, position=seed % 5 * 50, prompt=[1, 2], output_ids=[4] * (seed % 3))
+        for seed, fields in enumerate([*MIXED, {"logit_bias": {3: 9.0}}, {"temperature": 0}, {}])
+    ]
+    processors = [(len(rows) - 2, ban, [4]), (len(rows) - 1, fail, [])]
+    logits, drawn = normal(len(rows), 600, scale=1.0), torch.arange(len(rows)) + 100
+    alone = [int(Sampler()(logits[[at]], build_batch([each])).token_ids[0]) for at, each in enumerate(rows)]
+    alone[-2] = 500 + int(logits[-2, 500:].argmax())
+    shapes: list[tuple[int, ...]] = []
+    tokens = Sampler._tokens
+
+    def watching(self: Sampler, given: Tensor, *rest: Any) -> Tensor:
+        shapes.append(given.shape)
+        return tokens(self, given, *rest)
+
+    monkeypatch.setattr(Sampler, "_tokens", watching)
+    chosen = Sampler(invariant=True).choose(logits, build_batch(rows), processors, drawn)
+    own = {at for at, fields in enumerate(MIXED) if fields.keys() - {"temperature", "logprobs"}} | {len(MIXED)}
+    expected = [alone[at] if at in own else 100 + at for at in range(len(MIXED) + 1)] + [alone[-2]]
+    assert chosen.token_ids.tolist()[:-1] == expected
+    assert {at: str(error) for at, error in chosen.failed.items()} == {len(rows) - 1: "no more"}
+    assert shapes == [(1, 600)] * (len(own) + 2)
+    assert drawn.tolist() == (torch.arange(len(rows)) + 100).tolist()
+
+
+@pytest.mark.parametrize("vocab", [1003, 1008])
+def test_of_equals_the_same_are_told_whatever_others_ask_for(vocab: int) -> None:
+    logits = torch.randint(0, 4, (3, vocab), generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    ids = np.lexsort((np.arange(vocab), -logits[0].float().numpy()))
+    logprobs = logits[0].double().log_softmax(-1).numpy()[ids]
+    for wanted in ([5], [5, 0, 900]):
+        batch = build_batch([row(SamplingParams(logprobs=one, temperature=0)) for one in wanted])
+        drawn = torch.zeros(len(wanted), dtype=torch.int64)
+        chosen = Sampler(invariant=True).choose(logits[: len(wanted)], batch, drawn=drawn)
+        sampled = chosen.sampled([tensor.numpy() for tensor in chosen.tensors])
+        assert sampled.top_token_ids is not None
+        assert sampled.top_logprobs is not None
+        assert sampled.top_token_ids[0].tolist() == ids[:5].tolist()
+        np.testing.assert_allclose(sampled.top_logprobs[0], logprobs[:5], atol=1e-5)
+    found = prompt_logprobs(logits, np.zeros(3, dtype=np.int64), 7, invariant=True)[1]
+    assert found[0].tolist() == ids[:7].tolist()

@@ -30,17 +30,19 @@ class Operations(RuleBasedStateMachine):
         spare=st.sampled_from([0, 0, 1, 2]),
         caching=st.sampled_from(["prefixes", "prefixes", "none", "none, nor chunks"]),
         patience=st.sampled_from([(None, None), (0.5, 3), (1.5, 20), (1.2, None)]),
+        counts_decodes=st.booleans(),
     )
     def start(
         self, block_size: int, blocks: int, chunk: int, most: int | None, spare: int, caching: str,
-        patience: tuple[float | None, int | None],
+        patience: tuple[float | None, int | None], counts_decodes: bool,
     ) -> None:  # fmt: skip
         ratio, waiting = patience
         whole = caching == "none, nor chunks"
+        chunk = blocks * block_size if whole else chunk
         self.bench = Bench(
             block_size=block_size, blocks=blocks, prefix_caching=caching == "prefixes", whole_prompts=whole,
-            max_batch_prefill_tokens=blocks * block_size if whole else chunk, max_batch_size=most, spare_slots=spare,
-            waiting_served_ratio=ratio, max_waiting_tokens=waiting,
+            max_batch_prefill_tokens=chunk, max_batch_size=min(most or chunk, chunk) if counts_decodes else most,
+            counts_decodes=counts_decodes, spare_slots=spare, waiting_served_ratio=ratio, max_waiting_tokens=waiting,
         )  # fmt: skip
         self.capacity = blocks * block_size - spare
 

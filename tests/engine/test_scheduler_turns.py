@@ -51,6 +51,18 @@ def test_prompts_are_computed_in_chunks_beside_those_that_decode() -> None:
     settle(bench)
 
 
+def test_where_those_that_decode_count_too_prompts_get_what_they_leave() -> None:
+    bench = Bench(blocks=200, max_batch_prefill_tokens=32, max_batch_size=32, counts_decodes=True)
+    for start in range(3):
+        bench.submit(prompt_of(10, start), 50)
+    bench.step()
+    bench.submit(prompt_of(100, 3), 5)
+    assert [[row.count for row in bench.step().rows] for _ in range(5)] == [
+        [1, 1, 1, 29], [1, 1, 1, 29], [1, 1, 1, 29], [1, 1, 1, 13], [1, 1, 1, 1],
+    ]  # fmt: skip
+    settle(bench)
+
+
 @pytest.mark.parametrize("blocks", [14, 200])
 def test_whole_prompts_are_computed_in_one_step_or_not_yet(blocks: int) -> None:
     """A prompt that comes back from preemption too, with what it had generated."""

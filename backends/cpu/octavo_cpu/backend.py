@@ -74,6 +74,7 @@ class FlashDecodingBackend(ReferenceBackend):
         block_sizes=(32, ...),
         features=frozenset({"window", "softcap", "sinks"}),
         prefix_caching=True,
+        batch_invariant=True,
     )
     layout_type: ClassVar[LayoutType] = CPULayout.of
 
@@ -98,12 +99,12 @@ class FlashDecodingBackend(ReferenceBackend):
         return native.fault(_SOURCE)
 
     def plan_decode(self, batch: AttentionBatch, contexts: list[int]) -> Decode | None:
-        """Split long contexts so that every thread has work."""
+        """Split long contexts so that every thread has work, unless that would show in a row's bits."""
         if not contexts:
             return None
         rows, spec = len(contexts), self.spec
         wanted = -(-2 * torch.get_num_threads() // (rows * spec.kv_heads))
-        parts = max(1, min(wanted, max(contexts) // _PART_TOKENS))
+        parts = 1 if spec.batch_invariant else max(1, min(wanted, max(contexts) // _PART_TOKENS))
         floats = self._kernel.part_floats(_shape(spec.heads, spec.kv_heads, spec.head_size, self.block_size))
         scratch = torch.empty(rows * spec.kv_heads * parts * floats, dtype=torch.float32)
         return Decode(

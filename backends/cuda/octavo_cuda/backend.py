@@ -95,6 +95,7 @@ class FlashDecodingBackend(CUDABackend):
     capabilities = Capabilities(
         dtypes=_FLOATS, kv_dtypes=_CACHES, head_sizes=_HEAD_SIZES, block_sizes=(256, ...),
         features=frozenset({"window", "softcap", "sinks"}), graphs="decode", prefix_caching=True,
+        batch_invariant=True,
     )  # fmt: skip
     layout_type: ClassVar[LayoutType] = TritonAxes("block slot head dim")
 
@@ -107,5 +108,6 @@ class PagedBackend(CUDABackend):
     capabilities = Capabilities(
         dtypes=_FLOATS, kv_dtypes=_CACHES, head_sizes=_HEAD_SIZES, block_sizes=(16, ...),
         features=frozenset({"window", "softcap", "sinks"}), graphs="decode", prefix_caching=True,
+        batch_invariant=True,
     )  # fmt: skip
     layout_type: ClassVar[LayoutType] = TritonAxes("block head dim/x slot x", "block head dim slot")

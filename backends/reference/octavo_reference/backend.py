@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -14,6 +15,7 @@ from octavo.attention.contract import AttentionBackend, AttentionBatch, Attentio
 from octavo.attention.device import Device
 from octavo.kv.layout import HEAD_MAJOR, Axes, AxesLayout, KVCache, LayoutType
 from octavo_reference.decode import DecodePlan, decode
+from octavo_reference.each import EachPlan, apart
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -54,6 +56,7 @@ class ReferenceBackend(AttentionBackend):
         block_sizes=(32, ...),
         features=frozenset({"window", "softcap", "sinks"}),
         prefix_caching=True,
+        batch_invariant=True,
     )
     layout_type: ClassVar[LayoutType] = HEAD_MAJOR
 
@@ -74,6 +77,8 @@ class ReferenceBackend(AttentionBackend):
 
     def plan(self, batch: AttentionBatch, bucket: int | None = None) -> Plan:
         """Read the step's lengths and tables on the host, once for all layers."""
+        if self.spec.batch_invariant:
+            batch = apart(batch)
         contexts = batch.context_lengths.tolist()
         starts = batch.query_starts.tolist()
         prefills = tuple(
@@ -87,12 +92,16 @@ class ReferenceBackend(AttentionBackend):
         """For the rows that decode, of these context lengths; None without such rows."""
         if not contexts:
             return None
+        if self.spec.batch_invariant:
+            return EachPlan.build(self.spec, self.block_size, batch.block_table, contexts)
         return DecodePlan.build(self.spec, self.block_size, batch.block_table[: len(contexts)], contexts)
 
     def attend_decode(self, query: Tensor, cache: KVCache, plan: Any, layer: int) -> Tensor:
         """query [rows that decode, heads, head_size] -> the same shape."""
-        sinks = None if self.sinks is None else self.sinks[layer]
-        return decode(self.spec, cast(AxesLayout, self.layout), cache, layer, query, plan, sinks)
+        layout, sinks = cast(AxesLayout, self.layout), None if self.sinks is None else self.sinks[layer]
+        if isinstance(plan, EachPlan):
+            return plan.attend(query, layout, cache, layer, partial(self._attend_row, mask=None, sinks=sinks))
+        return decode(self.spec, layout, cache, layer, query, plan, sinks)
 
     def _prefill(self, start: int, length: int, context: int, table: Tensor) -> Prefill:
         blocks = table[: -(-context // self.block_size)].long()
@@ -130,7 +139,10 @@ class ReferenceBackend(AttentionBackend):
     def _attend_row(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None
     ) -> Tensor:
-        """One row: query [length, heads, size], key and value [context, kv_heads, size] -> [length, heads, size]."""
+        """One row: query [length, heads, size], key and value [context, kv_heads, size] -> [length, heads, size].
+
+        mask: None where the context is as long as the query, or the query is one token that sees all of it.
+        """
         query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
         if self.spec.softcap is None and sinks is None:
             return functional.scaled_dot_product_attention(
@@ -138,13 +150,13 @@ class ReferenceBackend(AttentionBackend):
                 key[None],
                 value[None],
                 mask,
-                is_causal=mask is None,
+                is_causal=mask is None and query.shape[1] > 1,
                 scale=self.spec.scale,
                 enable_gqa=True,
             )[0].transpose(0, 1)
         length, context = query.shape[1], key.shape[1]
         if mask is None:
-            mask = torch.ones(length, context, dtype=torch.bool, device=query.device).tril()
+            mask = torch.ones(length, context, dtype=torch.bool, device=query.device).tril(context - length)
         grouped = query.float().reshape(self.spec.kv_heads, -1, self.spec.head_size) * self.spec.scale
         scores = (grouped @ key.float().transpose(1, 2)).view(self.spec.heads, length, context)
         if self.spec.softcap is not None:

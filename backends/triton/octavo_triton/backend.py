@@ -79,7 +79,7 @@ class TritonBackend(AttentionBackend):
     def plan(self, batch: AttentionBatch, bucket: int | None = None) -> Plan:
         """Share out the step's work, on the device: nothing is read back."""
         held = None if bucket is None else self._held.get(bucket)
-        if held is None or not _fits(batch, held):
+        if held is None or not self._fits(batch, held):
             plan = self._made(batch, keep=bucket is not None and held is None)
             if bucket is not None and held is None:
                 self._held[bucket] = plan
@@ -97,16 +97,16 @@ class TritonBackend(AttentionBackend):
             if self._storage is None or not self._storage.holds(table):
                 self._storage = Storage(starts.clone(), contexts.clone(), table.clone())
             starts, contexts, table = self._storage.filled(starts, contexts, table)
-        tiles = None
-        if others := batch.rows - batch.decodes:
-            room = (len(batch.slots) - batch.decodes) // self._tokens + others
+        tiles, decodes = None, self._decoding(batch)
+        if others := batch.rows - decodes:
+            room = (len(batch.slots) - decodes) // self._tokens + others
             tiles = torch.empty(2, room, dtype=torch.int32, device=contexts.device)
         plan = Plan(starts, contexts, table, self._decodes(batch), tiles)
         self._share_out(plan)
         return plan
 
     def _decodes(self, batch: AttentionBatch) -> Decodes | None:
-        rows, spec, device = batch.decodes, self.spec, batch.context_lengths.device
+        rows, spec, device = self._decoding(batch), self.spec, batch.context_lengths.device
         if not rows:
             return None
         tile = self.tuning.decode
@@ -121,6 +121,10 @@ class TritonBackend(AttentionBackend):
             self._scratch = Scratch.of(spec, room, rows, device)
         items = torch.empty(5, room, dtype=torch.int32, device=device)
         return Decodes(rows, tile, wanted, uneven, needed, items, self._scratch)
+
+    def _decoding(self, batch: AttentionBatch) -> int:
+        """Rows for the decoding kernel: none where a token's bits must not depend on which kernel it is computed by."""
+        return 0 if self.spec.batch_invariant else batch.decodes
 
     @property
     def _tokens(self) -> int:
@@ -143,8 +147,7 @@ class TritonBackend(AttentionBackend):
             self._prefill(out, query, cache, plan, plan.tiles, self.tuning.prefill, layer)
         return out
 
-
-def _fits(batch: AttentionBatch, held: Plan) -> bool:
-    """Can the plan of a captured graph take it: the same rows that decode, a table that is no wider?"""
-    decodes = 0 if held.decodes is None else held.decodes.rows
-    return batch.decodes == decodes and batch.block_table.shape[1] <= held.table.shape[1]
+    def _fits(self, batch: AttentionBatch, held: Plan) -> bool:
+        """Can the plan of a captured graph take it: the same rows that decode, a table that is no wider?"""
+        decodes = 0 if held.decodes is None else held.decodes.rows
+        return self._decoding(batch) == decodes and batch.block_table.shape[1] <= held.table.shape[1]

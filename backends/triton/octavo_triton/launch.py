@@ -85,7 +85,7 @@ def warp_groups(spec: AttentionSpec, layout: AxesLayout, device: torch.device) -
 
     It needs Hopper's matrix unit, a cache of two bytes an element as all else has, and tiles that lie in one block.
     """
-    if not is_hopper(device):
+    if spec.batch_invariant or not is_hopper(device):
         return None
     plain = spec.dtype == spec.kv_dtype and spec.dtype.itemsize == 2 and layout == TOKEN_MAJOR(spec, layout.block_size)
     if not plain or spec.head_size not in (64, 128, 256) or spec.group not in (1, 2, 4, 8, 16, 32, 64):
@@ -138,7 +138,7 @@ class Attention:
             **self._arguments(out, query, cache, layer),
             table=plan.table, query_starts=plan.query_starts, contexts=plan.contexts, tiles=tiles,
             width=plan.table.shape[1], room=room, QUERIES=shape.queries, TILE=shape.keys, STAGES=shape.stages,
-            num_warps=shape.warps,
+            INVARIANT=self.spec.batch_invariant, num_warps=shape.warps,
         )  # fmt: skip
 
     def prefill_by_warp_groups(

@@ -53,6 +53,9 @@ class AttentionSpec:
     """Scores s become `softcap * tanh(s / softcap)` before the softmax (Gemma 2, arXiv 2408.00118, section 2)."""
     sinks: bool = False
     """A learned logit for each head joins the softmax and carries no value (gpt-oss; arXiv 2309.17453, section 3)."""
+    batch_invariant: bool = False
+    """A token's output must be the same to the bit whatever else is in the batch, whether its row decodes or prefills
+    and in which chunks, and whichever blocks hold its context. Only where `Capabilities.batch_invariant` says so."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "kv_heads", "head_size"):
@@ -88,8 +91,9 @@ class AttentionBatch:
     """One packed forward: the tokens of all rows one after another, rows that decode (one query token) first.
 
     Row i owns query tokens `query_starts[i]:query_starts[i + 1]`, perhaps none; they are the last of its context.
-    A padding row (captured graphs) has a context of length 0 and slot -1: its output is finite and means nothing. The
-    tensors are core's and change after the step: what a captured graph reads must be a backend's own copy.
+    A padding row has one query token, a context of length 0 and slot -1: its output is finite and means nothing. It is
+    one of those that decode in a captured graph, and comes behind all others where `AttentionSpec.batch_invariant`.
+    The tensors are core's and change after the step: what a captured graph reads must be a backend's own copy.
     """
 
     query_starts: Tensor
@@ -127,7 +131,7 @@ class Capabilities:
     prefix_caching: bool = False
     """May a query start behind keys that an earlier step wrote (cached prefixes, chunked prefill)?"""
     batch_invariant: bool = False
-    """Is a row's output bitwise independent of the other rows?"""
+    """Can it promise what `AttentionSpec.batch_invariant` asks for?"""
     spare_slots: int = 0
     """Slots that a request reserves beyond its tokens."""
 
@@ -146,6 +150,8 @@ class Capabilities:
             value = getattr(spec, feature)
             asked_for = feature if value is True else f"{feature} {value}"
             reasons.append(f"the model needs {asked_for}: it supports {_words(tuple(sorted(self.features)))}")
+        if spec.batch_invariant and not self.batch_invariant:
+            reasons.append("deterministic is asked for: with it a token's bits depend on what else is in its batch")
         return reasons
 
     @property

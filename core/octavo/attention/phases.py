@@ -117,6 +117,8 @@ def disagreement(
         refusals = backend.capabilities.refusals(spec, block_size)
         if refusals:
             return f"{phase}={backend.qualified_name()}: {'; '.join(refusals)}"
+    if spec.batch_invariant:
+        return "deterministic is asked for, and the two give a token different bits: name one backend for both phases"
     theirs = (prefill.layout_type(spec, block_size), decode.layout_type(spec, block_size))
     if theirs[0] == theirs[1]:
         return None
@@ -156,7 +158,10 @@ def split(batch: AttentionBatch) -> tuple[AttentionBatch | None, AttentionBatch 
 
 
 def _common(prefill: Capabilities, decode: Capabilities) -> Capabilities:
-    """What both can; a query behind cached keys is the prefilling one's affair, a captured step the decoding one's."""
+    """What both can; a query behind cached keys is the prefilling one's affair, a captured step the decoding one's.
+
+    Not batch invariant: a token would have other bits decoded by the one than prefilled by the other.
+    """
     return Capabilities(
         dtypes=_both(decode.dtypes, prefill.dtypes),
         kv_dtypes=_both(decode.kv_dtypes, prefill.kv_dtypes),
@@ -165,7 +170,6 @@ def _common(prefill: Capabilities, decode: Capabilities) -> Capabilities:
         features=decode.features & prefill.features,
         graphs="none" if decode.graphs == "none" else "decode",
         prefix_caching=prefill.prefix_caching,
-        batch_invariant=prefill.batch_invariant and decode.batch_invariant,
         spare_slots=max(prefill.spare_slots, decode.spare_slots),
     )
 

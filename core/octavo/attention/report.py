@@ -95,7 +95,8 @@ class Report:
 def _row(candidate: Candidate) -> dict[str, Any]:
     """A candidate with what it can do; "any" stands for every other value."""
     capabilities = candidate.backend.capabilities
-    features = sorted(capabilities.features) + (["prefix caching"] if capabilities.prefix_caching else [])
+    more = (("prefix caching", capabilities.prefix_caching), ("deterministic", capabilities.batch_invariant))
+    features = sorted(capabilities.features) + [name for name, declared in more if declared]
     return candidate.to_dict() | {
         "block_sizes": _words(capabilities.block_sizes),
         "head_sizes": _words(capabilities.head_sizes),

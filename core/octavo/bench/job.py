@@ -46,6 +46,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """As the setting. octavo's alone."""
     prefix_caching: bool | None = None
     """As the setting. octavo's alone."""
+    deterministic: bool = False
+    """As the setting. octavo's alone."""
     temperature: float = 0.0
     """0: greedy. octavo's alone."""
     keep_cache: bool = False

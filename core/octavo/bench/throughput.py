@@ -55,6 +55,7 @@ class Options:
     block_size: int | None = None
     max_total_tokens: int | None = None
     prefix_caching: bool | None = None
+    deterministic: bool = False
     uncompiled: bool = False
     """Measure octavo with COMPILE=0 as well, in turn."""
     threads: int | None = None
@@ -117,6 +118,7 @@ def _job(options: Options, engine: str, exchanges: list[Exchange], profile: bool
         block_size=options.block_size,
         max_total_tokens=options.max_total_tokens,
         prefix_caching=options.prefix_caching,
+        deterministic=options.deterministic,
         temperature=options.temperature,
         compile=False if engine == UNCOMPILED else None,
         exchanges=exchanges,
@@ -132,6 +134,7 @@ def _workload(options: Options, prompts: str, measured: Measurement) -> dict[str
         "dtype": options.dtype,
         "max_total_tokens": options.max_total_tokens,
         "prefix_caching": _switch(options.prefix_caching),
+        "deterministic": _switch(options.deterministic or None),
         "prompts": prompts,
         "seed": options.seed,
         "repeats": options.repeats,

@@ -51,6 +51,7 @@ def throughput(
     block_size: Annotated[int | None, setting("block_size")] = None,
     max_total_tokens: Annotated[int | None, setting("max_total_tokens")] = None,
     prefix_caching: Annotated[bool | None, setting("prefix_caching", "--prefix-caching/--no-prefix-caching")] = None,
+    deterministic: Annotated[bool, setting("deterministic", "--deterministic")] = False,
     uncompiled: Annotated[
         bool, typer.Option("--uncompiled", help="Measure octavo with COMPILE=0 too, in turn.")
     ] = False,
@@ -94,6 +95,7 @@ def throughput(
         block_size=block_size,
         max_total_tokens=max_total_tokens,
         prefix_caching=prefix_caching,
+        deterministic=deterministic,
         uncompiled=uncompiled,
         threads=threads,
         repeats=repeats,

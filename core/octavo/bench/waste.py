@@ -17,9 +17,10 @@ import numpy as np
 from octavo.bench.exchange import Exchange
 from octavo.bench.machine import Fact, machine
 from octavo.bench.report import Report
+from octavo.engine.limits import Limits
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import SamplingParams
-from octavo.engine.scheduler import Limits, Schedule, Scheduler
+from octavo.engine.scheduler import Schedule, Scheduler
 from octavo.kv.budget import blocks_for_tokens
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.node import Namespace

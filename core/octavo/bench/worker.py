@@ -46,7 +46,8 @@ class OctavoEngine:
         self.llm = LLM(
             job.model, attention=job.attention, dtype=job.dtype, block_size=job.block_size, compile=job.compile,
             max_batch_size=job.max_batch_size, max_total_tokens=job.max_total_tokens,
-            prefix_caching=job.prefix_caching, load_format="dummy" if job.random_weights else None, progress=False,
+            prefix_caching=job.prefix_caching, deterministic=job.deterministic or None,
+            load_format="dummy" if job.random_weights else None, progress=False,
         )  # fmt: skip
         self._keep_cache, self._temperature = job.keep_cache, job.temperature
         self.backend = self.llm.selection.name
@@ -56,6 +57,8 @@ class OctavoEngine:
         self.torch_device = runner.device
         self.compiled: bool | None = not isinstance(runner.forward, Eager)
         self.captured_rows = runner.graphs.sizes if runner.graphs is not None else []
+        if runner.fixed is not None and runner.fixed.captured:
+            self.captured_rows = [runner.fixed.tokens]
 
     def warm_up(self, exchanges: Sequence[Exchange]) -> None:
         """Leaves no prefix in the cache that the timed run could find."""

@@ -48,6 +48,7 @@ class Configuration:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    batch_invariant: bool = False
     scale: float = SCALE
     dirt: Dirt = Dirt.NAN
     layers: int = 2
@@ -70,6 +71,7 @@ class Configuration:
             window=self.window,
             softcap=self.softcap,
             sinks=self.sinks,
+            batch_invariant=self.batch_invariant,
         )
 
     def __str__(self) -> str:
@@ -77,7 +79,8 @@ class Configuration:
         words = [_word(self.dtype), f"{self.heads}/{self.kv_heads}x{self.head_size}", f"b{self.block_size}"]
         words += [f"cache-{_word(self.kv_dtype)}"] if self.kv_dtype != self.dtype else []
         words += [f"{name}{getattr(self, name):g}" for name in ("window", "softcap") if getattr(self, name) is not None]
-        words += [name for name in ("sinks", "scaled") if getattr(self, name)]
+        flags = {"sinks": self.sinks, "scaled": self.scaled, "invariant": self.batch_invariant}
+        words += [name for name, wanted in flags.items() if wanted]
         return "-".join([*words, self.dirt.value])
 
 
@@ -168,15 +171,27 @@ def all_features(capabilities: Capabilities) -> Iterator[Configuration]:
     if "sinks" in features:
         yield replace(plain, sinks=True)
     if len(features) > 1:
-        together = replace(
-            plain,
-            window=plain.block_size + 5 if "window" in features else None,
-            softcap=2.0 if "softcap" in features else None,
-            sinks="sinks" in features,
-        )
-        for dtype in capabilities.dtypes:
-            kv_dtype = dtype if dtype in capabilities.kv_dtypes else capabilities.kv_dtypes[0]
-            yield replace(together, dtype=dtype, kv_dtype=kv_dtype)
+        yield from _together(capabilities)
+
+
+def _together(capabilities: Capabilities) -> Iterator[Configuration]:
+    """All declared features in each dtype."""
+    plain, features = base(capabilities), capabilities.features
+    together = replace(
+        plain,
+        window=plain.block_size + 5 if "window" in features else None,
+        softcap=2.0 if "softcap" in features else None,
+        sinks="sinks" in features,
+    )
+    for dtype in capabilities.dtypes:
+        kv_dtype = dtype if dtype in capabilities.kv_dtypes else capabilities.kv_dtypes[0]
+        yield replace(together, dtype=dtype, kv_dtype=kv_dtype)
+
+
+def invariant(capabilities: Capabilities) -> Iterator[Configuration]:
+    """The base, and all declared features in each dtype, where a token's bits are to be its own affair."""
+    for plain in dict.fromkeys((base(capabilities), *_together(capabilities))):
+        yield replace(plain, batch_invariant=True, layers=1)
 
 
 def large_logits(capabilities: Capabilities) -> Iterator[Configuration]:

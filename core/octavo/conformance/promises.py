@@ -1,20 +1,20 @@
-"""Cases about promises: what is declared and what is not, and independence of other rows."""
+"""Cases about promises: what is declared and what is not, and bits that nothing else in a batch changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from octavo.attention.check import check_backend
-from octavo.attention.contract import AttentionBatch, Capabilities
+from octavo.attention.contract import Capabilities
 from octavo.conformance import configuration as grids
-from octavo.conformance.cases import mixture
 from octavo.conformance.dirty import bits
 from octavo.conformance.registry import case
-from octavo.conformance.stage import Stage, Step
+from octavo.conformance.stage import Row, Stage, Step
 from octavo.conformance.truth import Fault
 
 UNDECLARED: tuple[tuple[str, Any], ...] = (
@@ -26,6 +26,7 @@ UNDECLARED: tuple[tuple[str, Any], ...] = (
     ("window", 5),
     ("softcap", 2.0),
     ("sinks", True),
+    ("batch_invariant", True),
 )
 """Fields of a configuration, with values that a backend may not have declared."""
 
@@ -67,7 +68,7 @@ def undeclared_is_refused(stage: Stage) -> None:
 
 def _declares(declared: Capabilities, field: str, value: Any) -> bool:
     allowed: tuple[Any, ...] = getattr(declared, f"{field}s", ())
-    return field in declared.features or value in allowed or ... in allowed
+    return field in declared.features or value in allowed or ... in allowed or getattr(declared, field, None) is True
 
 
 @case(grids.once)
@@ -81,29 +82,38 @@ def unknown_option(stage: Stage) -> None:
     raise Fault("an option named no_such_option was taken")
 
 
-@case(grids.once, needs=lambda declared: declared.batch_invariant)
+@case(grids.invariant, needs=lambda declared: declared.batch_invariant)
 def batch_invariant(stage: Stage) -> None:
-    """A row's output is bitwise the same alone and among others."""
-    step = stage.step(mixture(stage))
-    together = stage.run(step)
-    starts = step.batch.query_starts.tolist()
-    for row, new in enumerate(step.new):
-        own = slice(starts[row], starts[row + 1])
-        alone = _alone(step, row, own)
-        for layer, answer in enumerate(stage.attend(alone, stage.backend.plan(alone.batch))):
-            if not torch.equal(bits(answer), bits(together[layer][own])):
-                raise Fault(f"layer {layer}, row {row} ({new} new tokens): other bits alone than in a batch")
+    """Asked for, a token's bits are the same alone and among others, decoded or prefilled, in any chunks and blocks."""
+    size = stage.configuration.block_size
+    tokens = 2 * size + 60
+    first, second = stage.row(0), stage.row(0)
+    step = stage.step([(first, tokens)])
+    (whole,) = stage.run(step)
+    others = [(stage.row(size), 1), (stage.row(0), 1), (stage.row(0), 9)]
+    ways = [(others, [tokens])]
+    if stage.capabilities.prefix_caching:
+        ways += [(others, [5, 1, size, 1, tokens - size - 7]), ([], [tokens - 34, 33, 1])]
+    for company, chunks in ways:
+        second.blocks.reverse()
+        row, start = Row(first.keys[:, :0], first.values[:, :0], second.blocks), 0
+        for chunk in chunks:
+            own = slice(start, start + chunk)
+            if not torch.equal(bits(_again(stage, step, row, own, company)), bits(whole[own])):
+                how = f"{'among others' if company else 'alone'}, in chunks of {', '.join(map(str, chunks))}"
+                raise Fault(f"tokens {start} to {start + chunk - 1} have other bits {how}, than alone in one chunk")
+            start += chunk
 
 
-def _alone(step: Step, row: int, own: slice) -> Step:
-    batch, new = step.batch, step.new[row]
-    alone = AttentionBatch(
-        query_starts=batch.query_starts.new_tensor([0, new]),
-        context_lengths=batch.context_lengths[row : row + 1],
-        block_table=batch.block_table[row : row + 1],
-        slots=batch.slots[own],
-        max_query=new,
-        max_context=step.contexts[row],
-        decodes=int(new == 1),
-    )
-    return replace(step, batch=alone, query=step.query[:, own], key=step.key[:, own], value=step.value[:, own])
+def _again(stage: Stage, whole: Step, row: Row, own: slice, others: Sequence[tuple[Row, int]]) -> Tensor:
+    """What the backend gives these tokens of `whole`, whose earlier ones `row` has, among others and padding."""
+    new = own.stop - own.start
+    step = stage.step([*others, (row, new)], padding=len(others))
+    # Rows of one token come first, and otherwise rows keep their order.
+    before = sum(count for _, count in others if new > 1 or count == 1)
+    there = slice(before, before + new)
+    for name in ("query", "key", "value"):
+        getattr(step, name)[:, there] = getattr(whole, name)[:, own]
+    stage.write(step)
+    (answer,) = stage.attend(step, stage.backend.plan(step.batch))
+    return answer[there]

@@ -18,15 +18,18 @@ from octavo.attention.select import Selection, choose, choose_device
 from octavo.engine import warm_up
 from octavo.engine.drawing import compiled_draw, plain_draw
 from octavo.engine.engine import Engine
+from octavo.engine.fixed import FixedSteps
 from octavo.engine.graphs import DecodeGraphs, NotCaptured
+from octavo.engine.invariance import is_invariant
+from octavo.engine.limits import Limits
 from octavo.engine.runner import Runner
 from octavo.engine.sampler import Sampler
-from octavo.engine.scheduler import Limits, Scheduler
+from octavo.engine.scheduler import Scheduler
 from octavo.engine.sizing import Room, graph_sizes, limit_memory, limits_of, measured
 from octavo.kv.budget import MemoryUse
 from octavo.kv.manager import KVCacheManager
 from octavo.models import bridge
-from octavo.models.capture import Forward, NotCapturable, eager
+from octavo.models.capture import Forward, NotCapturable, capture, eager
 from octavo.models.compile import CompileFailed, compiled
 from octavo.models.demo import model_location
 from octavo.models.kv_scales import find_scales
@@ -92,7 +95,7 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
     pack(loaded.model)
     calls = bridge.inspect(loaded.model)
     kv_dtype = _cache_dtype(settings.kv_cache_dtype, loaded.dtype)
-    alike = bridge.groups(calls, loaded.dtype, kv_dtype)
+    alike = bridge.groups(calls, loaded.dtype, kv_dtype, settings.deterministic)
     specs = [spec for spec, _ in alike]
     selection = choose(
         specs, device, attention=settings.attention, block_size=settings.block_size,
@@ -113,6 +116,10 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
     if device.asynchronous and _is_compiled(settings, device):
         runner.sampler = Sampler(compiled_draw(vocab_size, loaded.dtype, device.torch_device))
     room = Room(device.name, device.memory().free, selection.block_size, block_bytes)
+    if settings.deterministic:
+        limits = limits_of(settings, selection, room, room.blocks(settings), loaded.max_position)
+        runner.fixed = _fixed(runner, selection, limits, device)
+        runner.sampler.invariant = True
     room = measured(room, runner, settings, selection, loaded.max_position, device)
     sizes = graph_sizes(settings) if device.captures and selection.capabilities.graphs != "none" else []
     if sizes:  # once with a cache of no size, to know what they take of the memory that is left for one
@@ -124,10 +131,17 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
     for group in groups:
         group.cache = group.backend.layout.allocate(num_blocks, device.torch_device)
     started = time.perf_counter()
-    if sizes:
+    if sizes and runner.fixed is not None:
+        _is_captured(runner.fixed)
+    elif sizes:
         runner.graphs = _captured(runner, sizes, selection, limits, device)
     if runner.graphs is not None:
         logger.info("captured decode steps of %d sizes in %.1f s", len(sizes), time.perf_counter() - started)
+    if runner.fixed is not None and not is_invariant(runner.fixed, num_blocks, selection.block_size, vocab_size):
+        raise SettingsError(
+            f"deterministic: on {device.name} this model gives a token other bits at another place of a step: some "
+            "library that computes it does not keep rows apart. Unset DETERMINISTIC"
+        )
     memory = MemoryUse(
         weights=weight_bytes(loaded.model), activations=room.activations, graphs=room.graphs,
         num_blocks=num_blocks, block_size=selection.block_size, block_bytes=block_bytes,
@@ -140,19 +154,40 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
 
 
 def _forward(model: PreTrainedModel, settings: Settings, device: Device) -> Forward:
-    """Compiled where it is wanted or, if nothing was said, where it can be."""
+    """Compiled where it is wanted or, if nothing was said, where it can be.
+
+    What is to be deterministic must be recordable in any case: then no shape in it depends on what is computed.
+    """
     if not _is_compiled(settings, device):
+        if settings.deterministic:
+            _check_recordable(model)
         return eager(model)
     started = time.perf_counter()
     try:
-        forward = compiled(model)
+        forward = compiled(model, fixed=settings.deterministic)
     except (NotCapturable, CompileFailed) as error:
+        if settings.deterministic and isinstance(error, NotCapturable):
+            raise _unrecordable(error) from error
         if settings.compile:
             raise SettingsError(f"compile: {error}. Unset COMPILE to run the model as it is") from error
         logger.warning("the model runs uncompiled: %s", error)
         return eager(model)
     logger.info("compiled the model in %.1f s", time.perf_counter() - started)
     return forward
+
+
+def _check_recordable(model: PreTrainedModel) -> None:
+    try:
+        capture(model)
+    except NotCapturable as error:
+        raise _unrecordable(error) from error
+
+
+def _unrecordable(error: NotCapturable) -> SettingsError:
+    return SettingsError(
+        f"deterministic: what this model computes for a token depends on the others of its step, as experts do that "
+        f"share out tokens: {error}. Unset DETERMINISTIC"
+    )
 
 
 def _is_compiled(settings: Settings, device: Device) -> bool:
@@ -166,6 +201,10 @@ def _is_compiled(settings: Settings, device: Device) -> bool:
 
 def _graph_bytes(runner: Runner, sizes: list[int], selection: Selection, limits: Limits, device: Device) -> int | None:
     """Bytes that graphs of these sizes keep, worked out from the largest two; None if they cannot be captured."""
+    if runner.fixed is not None:
+        fixed, done = runner.fixed, []
+        kept = device.peak(lambda: done.append(_is_captured(fixed)))
+        return kept if done[0] else None
     taken = []
     for count in (1, 2):
         found: list[DecodeGraphs | None] = []
@@ -181,15 +220,31 @@ def _captured(
     runner: Runner, sizes: list[int], selection: Selection, limits: Limits, device: Device
 ) -> DecodeGraphs | None:
     """Graphs of decode steps of these sizes, or None, with the reason in the log."""
-    width = -(-(limits.max_total_tokens + limits.spare_slots) // selection.block_size)
+    draw, width = runner.sampler.draw or plain_draw, _width(limits, selection)
+    graphs = DecodeGraphs(runner.forward, draw, runner.groups, device, sizes, width)
+    return graphs if _is_captured(graphs) else None
+
+
+def _is_captured(graphs: DecodeGraphs | FixedSteps) -> bool:
+    """Capture them; the reason is in the log if that cannot be."""
     try:
-        draw = runner.sampler.draw or plain_draw
-        graphs = DecodeGraphs(runner.forward, draw, runner.groups, device, sizes, width)
         graphs.capture()
     except (NotCaptured, torch.OutOfMemoryError) as error:
-        logger.warning("decode steps run as they are, without graphs: %s", error)
-        return None
-    return graphs
+        logger.warning("steps run as they are, without graphs: %s", error)
+        return False
+    return True
+
+
+def _fixed(runner: Runner, selection: Selection, limits: Limits, device: Device) -> FixedSteps:
+    """Steps of as many tokens as one may have."""
+    draw, tokens = runner.sampler.draw or plain_draw, limits.max_batch_prefill_tokens
+    logger.info("deterministic: every step computes %d tokens", tokens)
+    return FixedSteps(runner.forward, draw, runner.groups, device, tokens, _width(limits, selection))
+
+
+def _width(limits: Limits, selection: Selection) -> int:
+    """Blocks of the longest request."""
+    return -(-(limits.max_total_tokens + limits.spare_slots) // selection.block_size)
 
 
 def _tell(memory: MemoryUse) -> None:

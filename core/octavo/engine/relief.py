@@ -21,7 +21,7 @@ class Relief:
 
     def tokens(self, most: int) -> int:
         """Prompt tokens of a step, of which the settings allow `most`."""
-        return most if self.chunk is None else max(1, min(most, self.chunk))
+        return most if self.chunk is None else min(most, max(1, self.chunk))
 
     def is_full(self, running: int) -> bool:
         """Do as many requests run as may?"""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.attention.contract import AttentionBatch
+from octavo.engine.fixed import FixedSteps
 from octavo.engine.graphs import DecodeGraphs, follow
 from octavo.engine.sampler import Chosen, Sampled, Sampler, TokenLogprobs, prompt_logprobs
 from octavo.engine.step import Step
@@ -55,6 +56,8 @@ class Runner:
         self.device = device
         self.graphs: DecodeGraphs | None = None
         """For steps that were captured, if any were."""
+        self.fixed: FixedSteps | None = None
+        """For all steps, where each is to have the same shape."""
         self.sampler = Sampler()
         self._last = torch.zeros(1, dtype=torch.int64, device=device)
         """Tokens of the step that was launched last."""
@@ -77,8 +80,10 @@ class Runner:
     @torch.inference_mode()
     def _launch(self, step: Step) -> Flight:
         self._copy(step.copies)
-        drawn = None
-        if self.graphs is not None and self.graphs.takes(step, self._last):
+        drawn: Tensor | None = None
+        if self.fixed is not None:
+            logits, drawn = self.fixed.run(step, self._last)
+        elif self.graphs is not None and self.graphs.takes(step, self._last):
             logits, drawn = self.graphs.run(step, self._last)
         else:
             logits = self._logits(step)
@@ -87,7 +92,8 @@ class Runner:
         prompts = []
         start = sampling
         for prompt in step.prompts:
-            prompts.append(prompt_logprobs(logits[start : start + prompt.tokens], prompt.next_ids, prompt.top))
+            own = logits[start : start + prompt.tokens]
+            prompts.append(prompt_logprobs(own, prompt.next_ids, prompt.top, self.sampler.invariant))
             start += prompt.tokens
         self._last = chosen.token_ids
         return Flight(chosen, prompts)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from octavo.engine.drawing import PlainDraw, inverse_cdf
 from octavo.engine.sampling_batch import Integers, SamplingBatch, TokenEntries
@@ -20,6 +21,7 @@ from octavo.engine.transfer import column, tensor, upload
 from octavo.hooks import LogitsProcessor
 
 _LOGPROB_ROWS = 256  # rows whose logits are held in float32 at once
+_ALIGNED = 16  # elements of float32: no kernel looks further for where a row begins
 
 
 @dataclass(slots=True)
@@ -83,9 +85,13 @@ class Chosen:
 class Sampler:
     """Chooses one token a row."""
 
-    def __init__(self, draw: PlainDraw | None = None) -> None:
-        """`draw`: for batches in which no row wants more than a temperature; None: as the others."""
+    def __init__(self, draw: PlainDraw | None = None, invariant: bool = False) -> None:
+        """`draw`: for batches in which no row wants more than a temperature; None: as the others.
+
+        invariant: what a row gets is to depend to the bit on nothing but its own logits, request and `drawn` token.
+        """
         self.draw = draw
+        self.invariant = invariant
 
     def __call__(
         self,
@@ -115,14 +121,34 @@ class Sampler:
             raise ValueError(f"{logits.shape[0]} rows of logits for a batch of {len(batch)}: give one row per sequence")
         failed: dict[int, BaseException] = {}
         asked = np.flatnonzero(batch.top_logprobs >= 0)
-        if drawn is None or processors or not batch.temperature_only:
+        if drawn is not None and self.invariant:
+            drawn = self._one_by_one(logits, batch, processors, drawn, failed)
+        elif drawn is None or processors or not batch.temperature_only:
             drawn = self._tokens(logits, batch, processors, failed)
         chosen = Chosen(drawn, len(batch), asked, batch.top_logprobs[asked], failed=failed)
         if asked.size:
             index = tensor(asked, logits.device)
             asking = logits.index_select(0, index)
-            chosen.logprobs = _token_logprobs(asking, chosen.token_ids[index], int(chosen.wanted.max()))
+            most = int(chosen.wanted.max())
+            chosen.logprobs = _token_logprobs(asking, chosen.token_ids[index], most, self.invariant)
         return chosen
+
+    def _one_by_one(
+        self,
+        logits: Tensor,
+        batch: SamplingBatch,
+        processors: Sequence[tuple[int, LogitsProcessor, Sequence[int]]],
+        drawn: Tensor,
+        failed: dict[int, BaseException],
+    ) -> Tensor:
+        """`drawn`, and rows that want more as if each were the only one: how a sum is taken depends on how many are."""
+        tokens = drawn.clone()
+        for row in sorted(batch.wanting_more | {row for row, *_ in processors}):
+            own = [(0, processor, output_ids) for of, processor, output_ids in processors if of == row]
+            failure: dict[int, BaseException] = {}
+            tokens[row] = self._tokens(logits[row : row + 1], batch.of(row), own, failure)[0]
+            failed |= {row: failure[0]} if failure else {}
+        return tokens
 
     def _tokens(
         self,
@@ -146,24 +172,32 @@ class Sampler:
         return chosen
 
 
-def prompt_logprobs(logits: Tensor, next_token_ids: Integers, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def prompt_logprobs(
+    logits: Tensor, next_token_ids: Integers, k: int, invariant: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities of the prompt tokens that follow each position, under the model's raw distribution.
 
     logits [tokens, vocab] of any float dtype, next_token_ids int64 [tokens]; k: how many of the likeliest to add. What
-    comes is a `TokenLogprobs` on the device.
+    comes is a `TokenLogprobs` on the device. invariant: see `Sampler`.
     """
-    return _token_logprobs(logits, tensor(next_token_ids, logits.device), k)
+    return _token_logprobs(logits, tensor(next_token_ids, logits.device), k, invariant)
 
 
-def _token_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def _token_logprobs(logits: Tensor, token_ids: Tensor, k: int, invariant: bool) -> tuple[Tensor, Tensor, Tensor]:
     """A few rows at a time: a whole prompt's logits in float32 would be the step's largest allocation by far."""
     k = min(k, logits.shape[-1])
     parts = []
     for start in range(0, max(1, len(logits)), _LOGPROB_ROWS):
         rows = slice(start, start + _LOGPROB_ROWS)
-        logprobs = logits[rows].float().log_softmax(-1)
-        top = logprobs.topk(k)
-        parts.append((logprobs.gather(-1, token_ids[rows, None])[:, 0], top.indices, top.values))
+        scores = logits[rows].float()
+        if invariant:  # how a sum is taken depends on where in memory its row begins
+            scores = functional.pad(scores, (0, -scores.shape[-1] % _ALIGNED), value=-torch.inf)
+        logprobs = scores.log_softmax(-1)
+        if invariant and k:  # which of equals a search finds depends on how many are sought, and in how many rows
+            top_values, top_ids = (part[:, :k] for part in logprobs.sort(descending=True, stable=True))
+        else:
+            top_values, top_ids = logprobs.topk(k)
+        parts.append((logprobs.gather(-1, token_ids[rows, None])[:, 0], top_ids, top_values))
     chosen, ids, values = (torch.cat(column) for column in zip(*parts, strict=True))
     return chosen, ids, values
 

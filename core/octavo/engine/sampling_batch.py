@@ -1,7 +1,9 @@
 """What the sampler needs to know of the sequences of one step, as plain arrays: no request, no tensor."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
@@ -40,6 +42,11 @@ class TokenEntries:
     tokens: Integers
     values: npt.NDArray[np.float32]
 
+    def of(self, row: int) -> TokenEntries:
+        """One row's, as those of the only row."""
+        own = self.rows == row
+        return TokenEntries(np.zeros(int(own.sum()), dtype=np.int64), self.tokens[own], self.values[own])
+
 
 @dataclass(slots=True)
 class SamplingBatch:
@@ -76,6 +83,24 @@ class SamplingBatch:
         filtered = self.top_k.any() or self.min_p.any() or (self.top_p < 1).any() or (self.typical_p < 1).any()
         return not (filtered or self.biases.rows.size or self.penalised.size)
 
+    @property
+    def wanting_more(self) -> set[int]:
+        """Rows that want more than a temperature, but for log-probabilities."""
+        filtered = (self.top_k > 0) | (self.min_p > 0) | (self.top_p < 1) | (self.typical_p < 1)
+        return {*np.flatnonzero(filtered).tolist(), *self.biases.rows.tolist(), *self.penalised.tolist()}
+
+    def of(self, row: int) -> SamplingBatch:
+        """One row, as the only one."""
+        place = np.flatnonzero(self.penalised == row)
+        return replace(
+            self,
+            **{name: getattr(self, name)[row : row + 1] for name in _COLUMNS_OF_ROWS},
+            argmax_only=False,
+            biases=self.biases.of(row),
+            penalised=np.zeros(len(place), dtype=np.int64),
+            history=self.history.of(int(place[0]) if place.size else -1),
+        )
+
 
 def uniform(sequence_seed: int, position: int) -> float:
     """The `position`-th double in [0, 1) of the Philox 4x64 stream (Salmon et al., SC'11) with this key."""
@@ -92,6 +117,11 @@ def _uniforms(sequence_seed: int, block: int) -> Floats:
     draws: Floats = np.asarray((generator.random_raw(_DRAWS) >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
     return draws
 
+
+_COLUMNS_OF_ROWS = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty",
+    "presence_penalty", "uniforms", "top_logprobs",
+)  # fmt: skip
 
 _COLUMNS = attrgetter(
     "temperature",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from octavo.engine.leaders import Leaders
+from octavo.engine.limits import Limits
 from octavo.engine.relief import Relief
 from octavo.engine.request import FinishReason, Request
 from octavo.kv.budget import blocks_for_tokens
@@ -23,28 +24,6 @@ from octavo.kv.manager import KVCacheManager
 _ID = attrgetter("id")
 _AHEAD = 8
 """Tokens that each running request has room for when another is let in, which would soon be preempted otherwise."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The scheduler's knobs, with TGI's names and meaning."""
-
-    max_input_tokens: int
-    """The longest prompt."""
-    max_total_tokens: int
-    """The longest prompt and answer together."""
-    max_batch_prefill_tokens: int
-    """Prompt tokens computed in one step, all requests together: longer prompts are computed in chunks."""
-    max_batch_size: int | None = None
-    """Requests that run at once; None: as many as the cache holds."""
-    waiting_served_ratio: float | None = None
-    """While requests decode, newcomers wait until they are this fraction (rounded down) of them; None: never."""
-    max_waiting_tokens: int | None = None
-    """But no longer than it takes those that run to get this many tokens each; None: without end."""
-    whole_prompts: bool = False
-    """The attention backend cannot start behind older keys: a prompt is computed in one step or not yet."""
-    spare_slots: int = 0
-    """Slots that the attention backend wants beyond a request's tokens."""
 
 
 class RequestRefused(ValueError):
@@ -249,7 +228,10 @@ class Scheduler:
     @property
     def _budget(self) -> int:
         """Prompt tokens of the next step."""
-        return self._relief.tokens(self.limits.max_batch_prefill_tokens)
+        most = self.limits.max_batch_prefill_tokens
+        if self.limits.counts_decodes:
+            most -= sum(_next_tokens(request, 0)[0] for request in self.running)
+        return self._relief.tokens(most)
 
     def relieve(self, schedule: Schedule) -> bool:
         """A step did not fit into the device's memory: make the next ones smaller. False if they cannot be."""

@@ -9,9 +9,10 @@ import torch
 
 from octavo.attention.device import Device
 from octavo.attention.select import Selection
+from octavo.engine.fixed import ALIGNED
 from octavo.engine.graphs import ladder
+from octavo.engine.limits import Limits
 from octavo.engine.runner import Runner
-from octavo.engine.scheduler import Limits
 from octavo.engine.warm_up import Worst, activations
 from octavo.kv.budget import blocks_for_bytes, blocks_for_tokens, refusal
 from octavo.settings import Settings, SettingsError
@@ -22,6 +23,8 @@ _USUAL_ROWS = 256
 """Sequences at once without `MAX_BATCH_SIZE`: requests may have several, and `octavo.LLM` limits none."""
 _CHUNK, _CHUNK_OF_GPUS = 4096, 8192
 """Prompt tokens of a step without `MAX_BATCH_PREFILL_TOKENS`. A GPU takes them in less time than a CPU takes a few."""
+_FIXED = 256
+"""The same of a deterministic step, which always has as many: about those that a GPU takes while it reads weights."""
 CPU_SHARE = 0.25
 """Of the free host memory that the cache may take when the user names no size: the machine has others to serve."""
 
@@ -82,10 +85,14 @@ def measured(
     """The same with what a step takes; the runner's groups have a cache of two blocks. Raises SettingsError."""
     most = room.blocks(settings)
     limits = limits_of(settings, selection, room, most, max_position)
+    tokens, rows = limits.max_batch_prefill_tokens, settings.max_batch_size or settings.max_concurrent_requests
+    if limits.counts_decodes:  # half of the step for each kind
+        rows = min(rows, tokens // 2)
+        tokens -= rows
     worst = Worst(
-        prompt_tokens=min(limits.max_batch_prefill_tokens, (most - 1) * room.block_size),
+        prompt_tokens=min(tokens, (most - 1) * room.block_size),
         context=limits.max_total_tokens,
-        rows=min(settings.max_batch_size or settings.max_concurrent_requests, most - 1),
+        rows=min(rows, most - 1),
         whole_prompts=limits.whole_prompts,
     )
     try:
@@ -128,16 +135,28 @@ def limits_of(settings: Settings, selection: Selection, room: Room, num_blocks: 
         raise SettingsError(f"max_total_tokens is {total}, the model takes at most {model_limit} positions: lower it")
     if reason := refusal(num_blocks, room.block_size, room.block_bytes, total + spare):
         raise SettingsError(reason)
-    chunk = settings.max_batch_prefill_tokens or (_CHUNK if room.device == "cpu" else _CHUNK_OF_GPUS)
+    chunk = settings.max_batch_prefill_tokens or _usual_chunk(settings, room.device)
     if not selection.capabilities.prefix_caching:
         chunk = max(chunk, total)
+    most = settings.max_batch_size
+    if settings.deterministic:
+        chunk = -(-chunk // ALIGNED) * ALIGNED
+        most = min(most or chunk, chunk)
     return Limits(
         max_input_tokens=min(settings.max_input_tokens or total - 1, total - 1),
         max_total_tokens=total,
         max_batch_prefill_tokens=chunk,
-        max_batch_size=settings.max_batch_size,
+        max_batch_size=most,
+        counts_decodes=settings.deterministic,
         waiting_served_ratio=settings.waiting_served_ratio or None,
         max_waiting_tokens=settings.max_waiting_tokens if settings.waiting_served_ratio else None,
         whole_prompts=not selection.capabilities.prefix_caching,
         spare_slots=spare,
     )
+
+
+def _usual_chunk(settings: Settings, device: str) -> int:
+    """Prompt tokens of a step where nobody says how many."""
+    if settings.deterministic:
+        return max(_FIXED, settings.max_batch_size or 0)
+    return _CHUNK if device == "cpu" else _CHUNK_OF_GPUS

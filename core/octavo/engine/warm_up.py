@@ -58,7 +58,7 @@ class Worst:
 
 def activations(runner: Runner, worst: Worst, block_size: int, device: Device) -> int:
     """Bytes that such a step holds at most. The runner's groups have a cache of two blocks. Raises what a step does."""
-    written = min(block_size, worst.context)
+    written = min(block_size, worst.context, worst.prompt_tokens)
     # What all the others read; and what libraries take once and keep is no activation.
     runner.run(step(Worst(written, written, 0, True), block_size))
     if device.name != "cpu":

@@ -171,9 +171,9 @@ def _check(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None:
 
 
 def groups(
-    calls: Sequence[AttentionCall], dtype: torch.dtype, kv_dtype: torch.dtype
+    calls: Sequence[AttentionCall], dtype: torch.dtype, kv_dtype: torch.dtype, batch_invariant: bool = False
 ) -> list[tuple[AttentionSpec, list[int]]]:
-    """Layers that attend alike: each group's spec and its layers' numbers."""
+    """Layers that attend alike: each group's spec and its layers' numbers. batch_invariant: as in `AttentionSpec`."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for number, call in enumerate(calls):
         kind = (
@@ -190,7 +190,7 @@ def groups(
         (
             AttentionSpec(
                 layers=len(members), heads=heads, kv_heads=kv_heads, head_size=size, scale=scale, dtype=dtype,
-                kv_dtype=kv_dtype, window=window, softcap=softcap, sinks=sinks,
+                kv_dtype=kv_dtype, window=window, softcap=softcap, sinks=sinks, batch_invariant=batch_invariant,
             ),
             members,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,29 +32,40 @@ class CompileFailed(RuntimeError):
     """A model that cannot be compiled here, with the reason."""
 
 
-def compiled(model: PreTrainedModel) -> Forward:
-    """Capture and compile a model whose layers are bound. Takes seconds. Raises NotCapturable or CompileFailed."""
+def compiled(model: PreTrainedModel, *, fixed: bool = False) -> Forward:
+    """Capture and compile a model whose layers are bound. Takes seconds. Raises NotCapturable or CompileFailed.
+
+    fixed: it is only run with one number of tokens, more than one. Nothing is chosen by measuring then, so that another
+    start computes the same bits.
+    """
     recorded = capture(model)
     tokens, rows = (recorded.tokens[at].meta["val"].shape[-1].node.expr for at in (0, 2))
     on_gpu = _on_gpu(model)
     try:
         with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
             warnings.simplefilter("ignore")  # the compiler's, about itself
-            many = _Program.of(recorded, partial(_compile_for_many, tokens=tokens, rows=rows if on_gpu else None))
-            one = many if on_gpu else _Program.of(recorded, _compile_for_one)
+            with _unmeasured() if fixed else nullcontext():
+                many = _Program.of(recorded, partial(_compile_for_many, tokens=tokens, rows=rows if on_gpu else None))
+            one = many if on_gpu or fixed else _Program.of(recorded, _compile_for_one)
     except Exception as error:
         # The compiler has no class of its own for what can go wrong in it.
         raise CompileFailed(" ".join(str(error).split())[:300]) from error
     plain, most_tokens, most_rows = eager(model), _most(recorded, tokens), _most(recorded, rows)
 
     def forward(ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        if ids.shape[1] > 1 or on_gpu:
+        if ids.shape[1] > 1 or one is many:
             fits = ids.shape[1] <= most_tokens and len(rows) <= most_rows
             return (many if fits else plain)(ids, positions, rows)
         # A chunk of one token whose logits nobody wants is rare.
         return (one if len(rows) == 1 else plain)(ids, positions, rows)
 
     return forward
+
+
+def _unmeasured() -> AbstractContextManager[None]:
+    """Within, the compiler chooses nothing by measuring, as far as this PyTorch can be told so."""
+    known = hasattr(torch._inductor.config, "deterministic")
+    return torch._inductor.config.patch(deterministic=True) if known else nullcontext()
 
 
 def _most(recorded: Capture, size: Any) -> int:

@@ -121,6 +121,14 @@ class Settings(Model, Cache, Batching, Limits, Server, Security, Lifecycle, Logg
                 if low > high or (low == high and not equal):
                     limit = f"{'at most' if equal else 'below'} {upper}, which is {high} ({sources[upper]})"
                     yield f"{lower} is {low} ({sources[lower]}), it must be {limit}: {why}"
+        if self.deterministic and {"max_batch_size", "max_batch_prefill_tokens"} <= sources.keys():
+            rows, tokens = self.max_batch_size or 0, self.max_batch_prefill_tokens or 0
+            if rows > tokens:
+                yield (
+                    f"max_batch_size is {rows} ({sources['max_batch_size']}), it must be at most "
+                    f"max_batch_prefill_tokens, which is {tokens} ({sources['max_batch_prefill_tokens']}): a "
+                    "deterministic step has no more tokens, those of requests that decode among them"
+                )
         if "max_waiting_tokens" in sources and not self.waiting_served_ratio:
             yield (
                 f"max_waiting_tokens is {self.max_waiting_tokens} ({sources['max_waiting_tokens']}) and has no effect, "

@@ -113,6 +113,12 @@ class Batching(SettingsGroup):
         "Unset: 4096, on a GPU 8192.",
     )
     max_batch_size: PositiveInt | None = Field(None, description="Most requests that run at once. Unset: no limit.")
+    deterministic: bool = Field(
+        False,
+        description="A request's logits are the same to the bit alone and among others, in any chunks, from the cache, "
+        "and after preemption. Every step then computes MAX_BATCH_PREFILL_TOKENS tokens, which those of requests that "
+        "decode count among, and which are 256 if unset.",
+    )
     cuda_graphs: Annotated[str | None, AfterValidator(_sizes)] = Field(
         None,
         description="Numbers of requests for which a step is captured and replayed on a GPU, e.g. 1,2,4,8; 0: none. "

@@ -25,11 +25,12 @@ def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spec_of(
-    heads: int, kv_heads: int, size: int, window: int | None, softcap: float | None, sinks: bool
-) -> AttentionSpec:
+    heads: int, kv_heads: int, size: int, window: int | None, softcap: float | None, sinks: bool,
+    batch_invariant: bool = False,
+) -> AttentionSpec:  # fmt: skip
     return AttentionSpec(
         layers=1, heads=heads, kv_heads=kv_heads, head_size=size, scale=size**-0.5, dtype=torch.float32,
-        kv_dtype=torch.float32, window=window, softcap=softcap, sinks=sinks,
+        kv_dtype=torch.float32, window=window, softcap=softcap, sinks=sinks, batch_invariant=batch_invariant,
     )  # fmt: skip
 
 
@@ -84,6 +85,16 @@ def test_long_contexts_are_split_and_joined(block_size: int, window: int | None)
     out, truth, parts = decode(spec, block_size, [3000, 1, 1025], torch.randn(4))
     assert parts > 1
     assert (out - truth).norm() < 1e-5 * truth.norm()
+
+
+@pytest.mark.usefixtures("many_threads")
+@pytest.mark.parametrize("invariant", [True, False])
+def test_a_row_whose_bits_are_its_own_affair_is_not_split_by_how_many_there_are(invariant: bool) -> None:
+    """The parts' sums are taken in another order than one."""
+    spec = spec_of(4, 2, 64, None, None, sinks=False, batch_invariant=invariant)
+    out, truth, parts = decode(spec, 32, [3000, 1], None)
+    assert (out - truth).norm() < 1e-5 * truth.norm()
+    assert (parts == 1) == invariant
 
 
 @settings(deadline=None, max_examples=40)

@@ -78,7 +78,8 @@ class Shape:
         words = (
             f"{self.backend.name} b{self.block_size} {spec.heads}/{spec.kv_heads}x{spec.head_size} {spec.dtype}{cache}"
         )
-        return f"{words} {' '.join(sorted(spec.features))}".replace("torch.", "").strip()
+        features = sorted(spec.features) + ["invariant"] * spec.batch_invariant
+        return f"{words} {' '.join(features)}".replace("torch.", "").strip()
 
 
 def shapes(target: str, *, complete: bool) -> Iterator[Shape]:
@@ -94,6 +95,10 @@ def shapes(target: str, *, complete: bool) -> Iterator[Shape]:
     yield from (Shape(flash, 256, replace(common, head_size=256)), Shape(flash, 256, replace(common, kv_heads=1)))
     yield Shape(paged, 16, replace(single, head_size=64))
     yield Shape(flash, 256, replace(common, kv_dtype=torch.float32))
+    yield from (
+        Shape(flash, 256, replace(common, batch_invariant=True)),
+        Shape(paged, 16, replace(common, batch_invariant=True)),
+    )
     if not complete:
         return
     for backend in (flash, paged):

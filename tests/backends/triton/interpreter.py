@@ -2,7 +2,7 @@
 
 Seen in Triton 3.6 to 3.8: bfloat16 is held as its bits and computed as integers, without an error; from numpy 2.4 on a
 loaded number cannot bound a loop (3.6); every call of a nested function patches the language anew; and an address
-outside of all tensors is read as it is. `interpreted` mends all four.
+outside of all tensors is read as it is. `interpreted` mends all four; and its products depend on where a row stands.
 """
 
 from __future__ import annotations
@@ -136,11 +136,12 @@ def _mend_conversions(tl: Any, interpreter: Any, builder: Any) -> None:
 
 
 def _mend_sums(tl: Any, interpreter: Any, builder: Any) -> None:
-    handle, dot, total = interpreter.TensorHandle, builder.create_dot, interpreter.ReduceOps.sum
+    handle, total = interpreter.TensorHandle, interpreter.ReduceOps.sum
 
-    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        a, b = (handle(value(each), tl.float32) if is_bf16(each) else each for each in (a, b))
-        return dot(self, a, b, *rest)
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
+        # A matrix unit gives a row of a product the same bits wherever it stands; numpy's own product does not.
+        left, right = (value(each).astype(np.float32) for each in (a, b))
+        return handle(np.einsum("ik,kj->ij", left, right) + d.data, tl.float32)
 
     def reduced_sum(self: Any, given: Any) -> Any:
         if given.dtype != tl.bfloat16:

@@ -57,11 +57,13 @@ def prefill(
     DIMS: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
+    INVARIANT: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """One tile of query tokens of one row, with all query heads of one key head. Grid: tiles times key heads.
 
     out [tokens, heads, size], contiguous. QUERIES: the tile's rows, a power of two: each is one token and one head.
+    INVARIANT: a token's bits do not depend on which others are in its tile.
     """
     TOKENS: tl.constexpr = QUERIES // GROUP
     begin(EARLY)
@@ -95,8 +97,10 @@ def prefill(
     oldest = 0
     if WINDOW is not None:
         oldest = tl.maximum(earliest - WINDOW + 1, 0) // TILE
-    # All rows of the tile see all keys before, but for a window, which is looked at in any case.
-    seen = tl.maximum((earliest + 1) // TILE, oldest)
+    # All rows of the tile see all keys before, but for a window, which is looked at in any case. How many that are
+    # depends on the tile, and a compiler may round differently in two loops: so INVARIANT takes one alone. What a
+    # row does not see leaves it as it was, to the bit: weights of 0, and a decay of 1 or nothing that could decay.
+    seen = oldest if INVARIANT else tl.maximum((earliest + 1) // TILE, oldest)
     for key_tile in tl.range(oldest, seen, num_stages=STAGES):
         peak, total, weighted = absorb(
             peak, total, weighted, own, keys, values, table, key_tile, end, positions, scale, kv_head,
