@@ -36,11 +36,12 @@ PROMPTS = [
     for number, length in enumerate(LENGTHS)
 ]
 """Some begin alike."""
+FIELDS: list[dict[str, Any]] = [
+    {"temperature": 0}, {"prompt_logprobs": 2}, {"top_p": 0.8}, {"temperature": 0.7}, *FILTERS[-3:-1],
+]  # fmt: skip
 WANTED = [
     SamplingParams(max_tokens=16 + number % 5, logprobs=number % 4, ignore_eos=True, seed=number, **fields)
-    for number, fields in enumerate(
-        [{"temperature": 0}, {"prompt_logprobs": 2}, {"top_p": 0.8}, {"temperature": 0.7}, *FILTERS[-3:-1]]
-    )
+    for number, fields in enumerate(FIELDS)
 ]
 
 
