@@ -25,11 +25,11 @@ def _interpreted() -> Iterator[None]:
         yield
 
 
-def multiplied(x: Tensor, weight: Tensor, held: product.Scratch) -> Tensor:
+def multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, held: product.Scratch) -> Tensor:
     """By the kernels, into memory that was something else before."""
     out = torch.full((len(x), len(weight)), float("nan"), dtype=x.dtype)
     held.partial.fill_(float("nan"))
-    product.run(out, x, weight, held)
+    product.run(out, x, weight, bias, held)
     assert not held.arrived.any()
     return out
 
@@ -38,8 +38,8 @@ def multiplied(x: Tensor, weight: Tensor, held: product.Scratch) -> Tensor:
 @pytest.mark.parametrize(
     ("rows", "depth", "columns", "processors"),
     [
-        (1, 512, 8, 8), (1, 1100, 21, 8), (2, 128, 64, 8), (3, 320, 100, 8), (16, 2048, 70, 132), (17, 1100, 64, 8),
-        (32, 4096, 64, 132),
+        (1, 512, 8, 8), (3, 512, 1, 8), (1, 1100, 21, 8), (2, 128, 64, 8), (3, 320, 100, 8), (16, 2048, 70, 132),
+        (17, 1100, 64, 8), (32, 4096, 64, 132),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("_interpreted")
@@ -50,9 +50,10 @@ def test_a_few_rows_against_float64(dtype: torch.dtype, rows: int, depth: int, c
     weight = (torch.randn(columns, depth, generator=generator) * depth**-0.5).to(dtype)
     held = product.Scratch.of(processors, torch.device("cpu"))
     expected = functional.linear(x.double(), weight.double())
-    for _ in range(2):
-        error = (multiplied(x, weight, held).double() - expected).norm(dim=1) / expected.norm(dim=1)
-        assert error.max() < TOLERANCE[dtype] / 4
+    for bias in (None, torch.randn(columns, generator=generator).to(dtype)):
+        wanted = expected if bias is None else expected + bias.double()
+        error = (multiplied(x, weight, bias, held).double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+        assert error.max() < TOLERANCE[dtype] / 2  # one rounding of a single output
 
 
 @pytest.mark.usefixtures("_interpreted")
@@ -68,13 +69,13 @@ def test_sums_are_cut_only_as_far_as_all_parts_run_at_once(monkeypatch: pytest.M
     held = product.Scratch.of(132, torch.device("cpu"))
     for columns, depth in ((1024, 3072), (4096, 4096), (4096, 12288), (24576, 4096), (151936, 1024)):
         weight = torch.empty(columns, depth, dtype=torch.bfloat16, device="meta")
-        product.run(torch.empty(0), torch.empty(8, depth, device="meta"), weight, held)
+        product.run(torch.empty(0), torch.empty(8, depth, device="meta"), weight, None, held)
     assert [parts for _, parts in grids] == [6, 1, 2, 1, 1]
     assert all(parts == 1 or tiles * parts <= 132 for tiles, parts in grids)
 
 
-def _plain_product(x: Tensor, weight: Tensor) -> Tensor:
-    return functional.linear(x, weight)
+def _plain_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return functional.linear(x, weight, bias)
 
 
 @torch.inference_mode()

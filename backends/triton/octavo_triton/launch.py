@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 
 import torch
 import triton
 from torch import Tensor
-from triton.experimental import gluon
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from octavo.attention.contract import AttentionSpec
-from octavo.kv.layout import TOKEN_MAJOR, AxesLayout, KVCache
+from octavo.kv.layout import AxesLayout, KVCache
 from octavo_triton import kernels
-from octavo_triton.kernels import hopper
 from octavo_triton.plan import Decodes, Plan
 from octavo_triton.tuning import PrefillTile
+
+logger = logging.getLogger(__name__)
 
 _FEWEST_ROWS = 256
 """Planning kernels are compiled for so many rows at least, and above for the next power of two."""
@@ -49,10 +49,6 @@ def _early(device: torch.device) -> dict[str, bool]:
     return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
 
 
-_GROUPS_BYTES = 160_000
-"""Of a processor's shared memory, for the tiles that are on their way to warp groups."""
-
-
 def split(work: Decodes, contexts: Tensor, window: int | None) -> None:
     """Fill `work.items`."""
     room = work.items.shape[1]
@@ -81,20 +77,15 @@ def _planning(rows: int) -> tuple[int, int, int]:
 
 
 def warp_groups(spec: AttentionSpec, layout: AxesLayout, device: torch.device) -> PrefillTile | None:
-    """The tile of prompts for the kernel whose warp groups fetch and multiply side by side, where it can run.
-
-    It needs Hopper's matrix unit, a cache of two bytes an element as all else has, and tiles that lie in one block.
-    """
+    """The tile of prompts for the kernel of specialized warp groups, None where it cannot run: see `warp_groups`."""
     if spec.batch_invariant or not is_hopper(device):
         return None
-    plain = spec.dtype == spec.kv_dtype and spec.dtype.itemsize == 2 and layout == TOKEN_MAJOR(spec, layout.block_size)
-    if not plain or spec.head_size not in (64, 128, 256) or spec.group not in (1, 2, 4, 8, 16, 32, 64):
+    try:
+        from octavo_triton import warp_groups
+    except (ImportError, AttributeError) as error:  # Gluon is new, and changes from version to version
+        logger.warning("prompts take the portable kernel: this Triton's Gluon lacks something (%s)", error)
         return None
-    keys = 128 if spec.head_size < 256 and layout.block_size % 128 == 0 else 64
-    if layout.block_size % keys:
-        return None
-    stages = _GROUPS_BYTES // (4 * keys * spec.head_size)
-    return PrefillTile(queries=hopper.QUERIES, keys=keys, warps=4, stages=min(stages, 4))
+    return warp_groups.tile(spec, layout)
 
 
 class Attention:
@@ -145,22 +136,11 @@ class Attention:
         self, out: Tensor, query: Tensor, cache: KVCache, plan: Plan, tiles: Tensor, shape: PrefillTile, layer: int
     ) -> None:
         """As `prefill`, with a shape from `warp_groups`."""
-        spec, room = self.spec, tiles.shape[1]
-        tile = [shape.keys, spec.head_size]
-        dtype = gluon.language.bfloat16 if spec.dtype == torch.bfloat16 else gluon.language.float16
-        where = gluon.language.NVMMASharedLayout.get_default_for(tile, dtype)
-        keys, values = (
-            TensorDescriptor.from_tensor(tensor[layer].view(-1, spec.kv_heads * spec.head_size), tile, where)
-            for tensor in (cache.keys, cache.values)
-        )
-        hopper.prefill[(spec.kv_heads * room,)](
-            out, query, keys, values, plan.table, plan.query_starts, plan.contexts, tiles,
-            out if self.sinks is None else self.sinks[layer],
-            query.stride(0), query.stride(1), plan.table.shape[1], room, spec.scale,
-            KV_HEADS=spec.kv_heads, GROUP=spec.group, SIZE=spec.head_size, BLOCK_SIZE=self.layout.block_size,
-            WINDOW=spec.window, SOFTCAP=spec.softcap, SINKS=spec.sinks, TILE=shape.keys, STAGES=shape.stages,
-            num_warps=shape.warps,
-        )  # fmt: skip
+        from octavo_triton.warp_groups import prefill
+
+        sinks = None if self.sinks is None else self.sinks[layer]
+        keys, values = cache.keys[layer], cache.values[layer]
+        prefill(out, query, keys, values, plan, tiles, shape, self.spec, self.layout.block_size, sinks)
 
 
 def _joined(spec: AttentionSpec) -> int:

@@ -207,8 +207,20 @@ def _inductor(piece: Piece, arguments: list[Any], shapes: Any) -> Callable[..., 
     module = fx.GraphModule(nn.Module(), piece.graph)
     # In this process: helpers of the compiler would stay, with a PyTorch of their own in memory.
     options: dict[str, Any] = {"compile_threads": 1}
-    if hasattr(torch._inductor.config.triton, "enable_pdl") and torch.version.hip is None:
-        # A kernel starts while the last one ends, where an NVIDIA GPU can. PyTorch 2.8 does not know it.
+    if _starts_early(piece):
         options["triton.enable_pdl"] = True
     with torch._inductor.config.patch(options):
         return standalone_compile(module, arguments, dynamic_shapes=shapes)
+
+
+def _starts_early(piece: Piece) -> bool:
+    """Can its kernels start while the last one ends (programmatic dependent launch)?
+
+    PyTorch 2.10 knows it too, but lets kernels that only write start without waiting.
+    """
+    on_nvidia = torch.version.cuda is not None and any(_device(value) == "cuda" for value in piece.placeholders)
+    return on_nvidia and torch.__version__ >= "2.11" and torch.cuda.get_device_capability() >= (9, 0)
+
+
+def _device(value: Any) -> str | None:
+    return value.device.type if isinstance(value, Tensor) else None

@@ -16,7 +16,7 @@ Layer = Callable[..., Tensor]
 _library = torch.library.Library("octavo", "DEF")
 _library.define("attention(Tensor query, Tensor key, Tensor value, int layer) -> Tensor")
 _library.define("linear(Tensor x, Tensor layer, int out_features) -> Tensor")
-_library.define("product(Tensor x, Tensor weight) -> Tensor")
+_library.define("product(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 _layers: dict[int, ReferenceType[Layer]] = {}
 _numbers = count()
@@ -69,13 +69,13 @@ def _linear_shape(x: Tensor, layer: Tensor, out_features: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], out_features)
 
 
-def _product(x: Tensor, weight: Tensor) -> Tensor:
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     from octavo.models.product import product
 
-    return product(x, weight)
+    return product(x, weight, bias)
 
 
-def _product_shape(x: Tensor, weight: Tensor) -> Tensor:
+def _product_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], len(weight))
 
 
@@ -95,4 +95,4 @@ linear = torch.ops.octavo.linear.default
 The number is a tensor: as a plain integer it would be part of the compiled code, and each layer be compiled anew.
 """
 product = torch.ops.octavo.product.default
-"""[..., in], weight [out, in] -> [..., out], by `octavo.models.product`: for a GPU that has Triton."""
+"""[..., in], weight [out, in], bias [out] or None -> [..., out], by `octavo.models.product`."""

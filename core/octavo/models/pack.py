@@ -130,9 +130,8 @@ class GPULinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        out: Tensor = operators.product(x, self.weight)
-        bias = _bias(self)
-        return out if bias is None else out + bias
+        out: Tensor = operators.product(x, self.weight, self.bias)
+        return out
 
 
 class MergedLinear:
@@ -200,7 +199,8 @@ def _fastest(linear: nn.Linear) -> nn.Module:
 
 
 def _has_product(linear: nn.Linear) -> bool:
-    if type(linear) is not nn.Linear or linear.weight.device.type != "cuda" or find_spec("triton") is None:
+    hooked = linear._forward_hooks or linear._forward_pre_hooks  # somebody's, that a new layer would not have
+    if type(linear) is not nn.Linear or hooked or linear.weight.device.type != "cuda" or find_spec("triton") is None:
         return False
     from octavo.models import product
 
@@ -218,8 +218,10 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def _mergeable(module: object) -> bool:
-    """A plain linear layer: a subclass (a quantized one, say) knows better how to multiply."""
-    return type(module) is nn.Linear and (module.weight.device.type != "cpu" or _packable(module))
+    """A plain linear layer: a subclass, or one of its weight (a quantized one, say), knows better how to multiply."""
+    if type(module) is not nn.Linear or type(module.weight) not in (Tensor, nn.Parameter):
+        return False
+    return module.weight.device.type != "cpu" or _packable(module)
 
 
 def _packable(module: object) -> bool:

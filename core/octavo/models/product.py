@@ -8,15 +8,18 @@ cut into parts, which the last one to end adds up in their order.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 import triton
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.models import product_kernels as kernels
+
+logger = logging.getLogger(__name__)
 
 MOST_ROWS = 32
 """Above, a library is as fast (measured on an H200)."""
@@ -33,7 +36,7 @@ _WARPS = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scratch:
-    """What parts of sums give, until they are added up. Launches follow one another, so all products share it."""
+    """What parts of sums give, until they are added up. All products share it, and follow one another on one stream."""
 
     processors: int
     partial: Tensor
@@ -54,31 +57,44 @@ def scratch(device: torch.device) -> Scratch:
     return Scratch.of(torch.cuda.get_device_properties(device).multi_processor_count, device)
 
 
-def fits(weight: Tensor) -> bool:
-    """Is a product by this weight faster here than a library's? Measured for two bytes an element, on Hopper."""
-    if weight.device.type != "cuda" or torch.version.hip is not None or not weight.is_contiguous():
+@cache
+def works(device: torch.device) -> bool:
+    """Is it known to be faster here than a library's, and can it run? On Hopper, where it was measured; tried once."""
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] != 9:
         return False
-    return weight.dtype.itemsize == 2 and torch.cuda.get_device_capability(weight.device)[0] == 9
+    try:
+        product(*torch.zeros(2, 1, 512, dtype=torch.bfloat16, device=device).unbind())
+    except Exception as error:  # whatever a compiler lacks here
+        logger.warning("products of a few rows are a library's: %s", " ".join(str(error).split())[:300])
+        return False
+    return True
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x [..., in] @ weight [out, in] -> [..., out], the sums in float32."""
+def fits(weight: Tensor) -> bool:
+    """Is it for weights such as this: plain ones, of two bytes an element?"""
+    plain = type(weight) in (Tensor, nn.Parameter) and weight.dtype in (torch.bfloat16, torch.float16)
+    return plain and weight.is_contiguous() and works(weight.device)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., in] @ weight [out, in] + bias [out] -> [..., out], the sums in float32."""
     columns, depth = weight.shape
     rows = x.numel() // depth
     if not 0 < rows <= MOST_ROWS:
-        return functional.linear(x, weight)
+        return functional.linear(x, weight, bias)
     flat = x.reshape(rows, depth)
     out = torch.empty(*x.shape[:-1], columns, dtype=x.dtype, device=x.device)
-    run(out, flat if flat.stride(1) == 1 else flat.contiguous(), weight, scratch(weight.device))
+    with torch.cuda.device_of(weight):
+        run(out, flat if flat.stride(1) == 1 else flat.contiguous(), weight, bias, scratch(weight.device))
     return out
 
 
-def run(out: Tensor, x: Tensor, weight: Tensor, held: Scratch) -> None:
-    """x [rows, in] @ weight [out, in] into out [rows, out] (or of as many elements), for 1 to MOST_ROWS rows."""
+def run(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, held: Scratch) -> None:
+    """x [rows, in] @ weight [out, in] + bias into out [rows, out] (or of as many elements), for 1 to MOST_ROWS rows."""
     (rows, depth), columns = x.shape, len(weight)
     if rows == 1:
         kernels.one_row[(triton.cdiv(columns, _ROW_COLUMNS),)](
-            out, x, weight, columns, depth,
+            out, x, weight, bias, columns, depth,
             COLUMNS=_ROW_COLUMNS, DEPTH=_ROW_DEPTH, WHOLE=depth % _ROW_DEPTH == 0, STAGES=_ROW_STAGES,
             num_warps=_WARPS,
         )  # fmt: skip
@@ -90,7 +106,7 @@ def run(out: Tensor, x: Tensor, weight: Tensor, held: Scratch) -> None:
     resident = triton.cdiv(tiles * parts, held.processors)
     stages = _SHARED_BYTES // resident // (2 * _DEPTH * (_COLUMNS + held_rows))
     kernels.few_rows[(tiles, parts)](
-        out, x, weight, held.partial, held.arrived, rows, columns, depth, x.stride(0),
+        out, x, weight, bias, held.partial, held.arrived, rows, columns, depth, x.stride(0),
         ROWS=held_rows, COLUMNS=_COLUMNS, DEPTH=_DEPTH, WHOLE=depth % _DEPTH == 0, SPLIT=parts > 1,
         STAGES=min(max(stages, 3), _MOST_STAGES), num_warps=_WARPS,
     )  # fmt: skip

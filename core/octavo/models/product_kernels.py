@@ -9,6 +9,7 @@ def one_row(
     out,
     x,
     weight,
+    bias,
     columns,
     depth,
     COLUMNS: tl.constexpr,
@@ -30,7 +31,10 @@ def one_row(
             some = tl.load(weights + at, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
             of = tl.load(x + at + inner, mask=inside, other=0.0)
         sums += some.to(tl.float32) * of.to(tl.float32)[None, :]
-    tl.store(out + column, tl.sum(sums, 1).to(out.dtype.element_ty), mask=column < columns)
+    result = tl.sum(sums, 1)
+    if bias is not None:
+        result += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
+    tl.store(out + column, result.to(out.dtype.element_ty), mask=column < columns)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -38,6 +42,7 @@ def few_rows(
     out,
     x,
     weight,
+    bias,
     partial,
     arrived,
     rows,
@@ -75,7 +80,7 @@ def few_rows(
             some = tl.load(weights + at, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
             of = tl.load(inputs + at, mask=inside[:, None] & (row < rows)[None, :], other=0.0)
         sums = tl.dot(some, of, sums)
-    to = out + row[None, :] * columns.to(tl.int64) + column[:, None]
+    to = out + row.to(tl.int64)[None, :] * columns + column[:, None]
     real = (row < rows)[None, :] & (column < columns)[:, None]
     if SPLIT:
         shares = partial + tile * parts * (COLUMNS * ROWS) + tl.arange(0, COLUMNS)[:, None] * ROWS + row[None, :]
@@ -86,7 +91,17 @@ def few_rows(
             for each in range(parts):
                 # Other processors wrote them: not from this one's own cache.
                 sums += tl.load(shares + each * (COLUMNS * ROWS), cache_modifier=".cg")
+            sums = biased(sums, bias, column, columns)
             tl.store(to, sums.to(out.dtype.element_ty), mask=real)
             tl.store(arrived + tile, 0)
     else:
+        sums = biased(sums, bias, column, columns)
         tl.store(to, sums.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def biased(sums, bias, column, columns):
+    """Each column's bias to its sums [columns, rows], if there are any."""
+    if bias is not None:
+        sums += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[:, None]
+    return sums

@@ -141,10 +141,11 @@ def compile_all(shape: Shape, target: str) -> None:
 
 def compile_products() -> None:
     """Of one row and of as many as there may be, in one part and in several."""
-    for rows, outputs, inputs in ((1, 64, 4096), (16, 1024, 4096), (32, 64 * PROCESSORS, 4096), (32, 1024, 4000)):
+    for rows, outputs, inputs in ((1, 64, 4096), (16, 1024, 4096), (32, 64 * PROCESSORS, 4096), (32, 1, 4000)):
+        bias = None if outputs > 1 else torch.empty(outputs, dtype=torch.bfloat16)
         weight, x = (torch.empty(count, inputs, dtype=torch.bfloat16) for count in (outputs, rows))
         held = product.Scratch.of(PROCESSORS, torch.device("cpu"))
-        product.run(torch.empty(rows, outputs, dtype=torch.bfloat16), x, weight, held)
+        product.run(torch.empty(rows, outputs, dtype=torch.bfloat16), x, weight, bias, held)
 
 
 def _batch(*counts: int) -> AttentionBatch:

@@ -5,6 +5,7 @@ tile's values while a warp group computes the weights of this tile; and there ar
 multiplies while the other does not.
 """
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -15,9 +16,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
+    raise ImportError("from Triton 3.9 on tiles are fetched by another function")
+
 _LOG2_E = gl.constexpr(1.4426950408889634)
 _ROWS = gl.constexpr(64)
 """Of a warp group: what the matrix unit takes at a time."""
+_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # its name up to Triton 3.6, and since
 QUERIES = 2 * 64
 """Rows of a tile, tokens times the query heads of a key head: of both groups."""
 
@@ -96,7 +101,7 @@ def _zero_unused(tile, number, end, TILE: gl.constexpr):
     inside = number * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(1, LAYOUT)) < end
     tile.store(gl.where(gl.expand_dims(inside, 1), tile.load(LAYOUT), 0.0))
     fence_async_shared()
-    gl.thread_barrier()
+    _barrier()
 
 
 @gluon.jit
@@ -147,7 +152,7 @@ def _attend(
     own = own_queries.index(HALF)
     own.store(loaded)
     fence_async_shared()
-    gl.thread_barrier()
+    _barrier()
 
     row = HALF * _ROWS + gl.arange(0, _ROWS, layout=gl.SliceLayout(1, SCORES))
     positions = before + first_token + row // GROUP
@@ -158,7 +163,7 @@ def _attend(
     last = gl.cdiv(end, TILE) - 1
     mbarrier.wait(key_ready.index(0), 0)
     scores = warpgroup_mma(own, key_tiles.index(0).permute((1, 0)), nothing, use_acc=False)
-    gl.thread_barrier()
+    _barrier()
     mbarrier.arrive(key_free.index(0))
     scores = _masked(scores, last, positions, end, TILE, WINDOW)
     weights, decay, peak, total = _weigh(scores, peak, total, scale, SOFTCAP)
@@ -177,13 +182,13 @@ def _attend(
         weights = gl.convert_layout(weights.to(DTYPE), WEIGHTS)
         next_weighted = warpgroup_mma(weights, value_tiles.index(last_place), weighted, is_async=True)
         scores = warpgroup_mma_wait(1, (next_scores,))
-        gl.thread_barrier()  # all warps are done with the tile, before the one thread that says so
+        _barrier()  # all warps are done with the tile, before the one thread that says so
         mbarrier.arrive(key_free.index(place))
         if (last - number >= whole) | (last - number < behind):
             scores = _masked(scores, last - number, positions, end, TILE, WINDOW)
         weights, decay, peak, total = _weigh(scores, peak, total, scale, SOFTCAP)
         weighted = warpgroup_mma_wait(0, (next_weighted,))
-        gl.thread_barrier()
+        _barrier()
         mbarrier.arrive(value_free.index(last_place))
         mbarrier.wait(value_ready.index(place), turn)
         weighted = weighted * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, SUMS)), 1)
