@@ -62,6 +62,12 @@ def test_the_geometric_mean_of_ratios_decides_and_what_does_not_run_is_left_out(
     assert units_are_named(rows)
 
 
+def test_a_phase_without_batches_is_not_tuned() -> None:
+    selection = Selection(Shaped, "cpu", 16, (), ())
+    rows = tuned(selection, SPEC, CPU(), {"decode": [], "prefill": ["prompt"]}, timed, lambda _: None)
+    assert [row["phase"] for row in rows] == ["prefill"]
+
+
 def test_a_backend_without_shapes_says_so(quick: None) -> None:
     with pytest.raises(ValueError, match="any/reference offers no shapes to choose from: leave out --tune"):
         kernels.run(options(attention=["any/reference"], tune=True), lambda _: None)
