@@ -19,6 +19,10 @@ from octavo_triton.layout import TritonLayout
 from octavo_triton.plan import Decodes, Plan, Scratch, Storage
 from octavo_triton.tuning import TUNABLES, Tuning
 
+_TURNS = 6
+"""How often as many items as run at a time there may be."""
+_FEW_BYTES = 400_000_000
+"""Of keys and values: on an H200 more than that are read faster if they are let into the cache like anything else."""
 _TRITON = (3, 6)
 """The oldest that the kernels were compiled with."""
 
@@ -50,6 +54,9 @@ class TritonBackend(AttentionBackend):
         if groups is not None:
             self.tuning = replace(self.tuning, prefill=groups)
         self._prefill = self._attention.prefill if groups is None else self._attention.prefill_by_warp_groups
+        self._tiles = None if "decode" in shapes else launch.register_tiles(spec, self.layout, device.torch_device)
+        held = self._tiles is not None
+        self._decode = self._attention.decode_from_registers if held else self._attention.decode
         self.processors = self.count_processors()
         self._held: dict[int, Plan] = {}
         """Plans of captured graphs, by bucket."""
@@ -109,18 +116,16 @@ class TritonBackend(AttentionBackend):
         rows, spec, device = self._decoding(batch), self.spec, batch.context_lengths.device
         if not rows:
             return None
-        tile = self.tuning.decode
-        # Few short rows hold nobody up: only where they fill the device are long ones to be split further.
         fills = rows * spec.kv_heads > self.processors
-        most = tile.uneven if fills else tile.per_processor
-        needed, wanted, uneven = (
-            max(1, self.processors * parts // spec.kv_heads) for parts in (1, tile.per_processor, most)
-        )
-        room = max(wanted, uneven) + rows
+        tile = self.tuning.decode if self._tiles is None else self._tiles[fills]
+        wanted = max(1, self.processors * tile.per_processor // spec.kv_heads)
+        # Few rows have at most one item more each than run at a time; many are cut finer where one is far longer.
+        room = _TURNS * wanted + rows if fills else wanted + rows - 1
         if self._scratch is None or not self._scratch.holds(room, rows):
             self._scratch = Scratch.of(spec, room, rows, device)
-        items = torch.empty(5, room, dtype=torch.int32, device=device)
-        return Decodes(rows, tile, wanted, uneven, needed, items, self._scratch)
+        items = torch.empty(6, room, dtype=torch.int32, device=device)
+        few = _FEW_BYTES // (2 * spec.kv_heads * spec.head_size * spec.kv_dtype.itemsize)
+        return Decodes(rows, tile, wanted, few, items, self._scratch)
 
     def _decoding(self, batch: AttentionBatch) -> int:
         """Rows for the decoding kernel: none where a token's bits must not depend on which kernel it is computed by."""
@@ -142,7 +147,7 @@ class TritonBackend(AttentionBackend):
         """As the contract says; keys and values come from the cache, this step's too."""
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if plan.decodes is not None:
-            self._attention.decode(out, query, cache, plan, plan.decodes, layer)
+            self._decode(out, query, cache, plan, plan.decodes, layer)
         if plan.tiles is not None:
             self._prefill(out, query, cache, plan, plan.tiles, self.tuning.prefill, layer)
         return out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from importlib import import_module
+from types import ModuleType
 
 import torch
 import triton
@@ -13,7 +15,7 @@ from octavo.attention.contract import AttentionSpec
 from octavo.kv.layout import AxesLayout, KVCache
 from octavo_triton import kernels
 from octavo_triton.plan import Decodes, Plan
-from octavo_triton.tuning import PrefillTile
+from octavo_triton.tuning import DecodeTile, PrefillTile
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +23,8 @@ _FEWEST_ROWS = 256
 """Planning kernels are compiled for so many rows at least, and above for the next power of two."""
 _COMPARED = 1 << 14
 """Pairs of an item and a row that one program of a planning kernel compares."""
+_SHARES = 32
+"""Lengths of parts among which a planning kernel chooses."""
 _WRITTEN = 1
 """Tokens that one program writes."""
 _MOST_JOINED, _HELD = 16, 8192
@@ -39,6 +43,11 @@ def starts_early(device: torch.device) -> bool:
     return _capability(device) >= 9
 
 
+def is_nvidia(device: torch.device) -> bool:
+    """A GPU of theirs whose matrix unit takes bfloat16?"""
+    return _capability(device) >= 8
+
+
 def is_hopper(device: torch.device) -> bool:
     """Has it a matrix unit that whole warp groups share?"""
     return _capability(device) == 9
@@ -54,9 +63,9 @@ def split(work: Decodes, contexts: Tensor, window: int | None) -> None:
     room = work.items.shape[1]
     rows, items, warps = _planning(work.rows)
     kernels.split[(triton.cdiv(room, items),)](
-        work.items, contexts, work.rows, room, work.wanted, work.uneven, work.needed,
-        ROWS=rows, ITEMS=items, UNIT=work.tile.keys, LEAST=work.tile.least,
-        WINDOW=window, num_warps=warps, **_early(contexts.device),
+        work.items, contexts, work.rows, room, work.wanted, work.few,
+        ROWS=rows, ITEMS=items, SHARES=max(2, min(_SHARES, _COMPARED // rows)), UNIT=work.tile.keys,
+        JOINED=_MOST_JOINED, WINDOW=window, num_warps=warps, **_early(contexts.device),
     )  # fmt: skip
 
 
@@ -76,16 +85,35 @@ def _planning(rows: int) -> tuple[int, int, int]:
     return held, max(1, _COMPARED // held), 4 if held == _FEWEST_ROWS else 8
 
 
+def register_tiles(
+    spec: AttentionSpec, layout: AxesLayout, device: torch.device
+) -> tuple[DecodeTile, DecodeTile] | None:
+    """Tiles of few and of many rows for the kernel that decodes from registers, None where it cannot run."""
+    if spec.batch_invariant or not is_nvidia(device):
+        return None
+    module = _gluon("registers", "rows that decode")
+    keys, values = _strides(layout, layout.allocate(1, torch.device("meta")), 0)
+    if module is None or not module.can_run(spec, layout, keys, values):
+        return None
+    return module.FEW, module.MANY
+
+
+def _gluon(name: str, what: str) -> ModuleType | None:
+    """A module of this package that wants Gluon, which is new, and changes from version to version."""
+    try:
+        return import_module(f"octavo_triton.{name}")
+    except (ImportError, AttributeError) as error:
+        logger.warning("%s take the portable kernel: this Triton's Gluon lacks something (%s)", what, error)
+        return None
+
+
 def warp_groups(spec: AttentionSpec, layout: AxesLayout, device: torch.device) -> PrefillTile | None:
     """The tile of prompts for the kernel of specialized warp groups, None where it cannot run: see `warp_groups`."""
     if spec.batch_invariant or not is_hopper(device):
         return None
-    try:
-        from octavo_triton import warp_groups
-    except (ImportError, AttributeError) as error:  # Gluon is new, and changes from version to version
-        logger.warning("prompts take the portable kernel: this Triton's Gluon lacks something (%s)", error)
-        return None
-    return warp_groups.tile(spec, layout)
+    module = _gluon("warp_groups", "prompts")
+    tile: PrefillTile | None = None if module is None else module.tile(spec, layout)
+    return tile
 
 
 class Attention:
@@ -119,6 +147,14 @@ class Attention:
             width=plan.table.shape[1], room=room, HEADS=max(16, triton.next_power_of_2(self.spec.group)),
             TILE=tile.keys, STAGES=tile.stages, JOINED=_joined(self.spec), num_warps=tile.warps,
         )  # fmt: skip
+
+    def decode_from_registers(
+        self, out: Tensor, query: Tensor, cache: KVCache, plan: Plan, work: Decodes, layer: int
+    ) -> None:
+        """As `decode`, with a shape from `registers`."""
+        from octavo_triton.registers import decode
+
+        decode(self._arguments(out, query, cache, layer), plan, work, _joined(self.spec))
 
     def prefill(
         self, out: Tensor, query: Tensor, cache: KVCache, plan: Plan, tiles: Tensor, shape: PrefillTile, layer: int

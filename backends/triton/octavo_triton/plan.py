@@ -62,13 +62,11 @@ class Decodes:
     rows: int
     tile: DecodeTile
     wanted: int
-    """Items that all contexts together are split into, more or less ..."""
-    uneven: int
-    """... and if their lengths differ so much that the items would."""
-    needed: int
-    """Items that keep every processor busy."""
+    """Items that run at a time."""
+    few: int
+    """Tokens of all contexts up to which what is read should take nothing else's place in a cache."""
     items: Tensor
-    """[5, room] int32: row (-1: nothing), first token, end, part, and parts of the row."""
+    """[6, room] int32: row (-1: nothing), first token, end, part, parts of the row, and are there few tokens?"""
     scratch: Scratch
 
 

@@ -20,11 +20,7 @@ class DecodeTile:
     stages: int
     """Tiles on their way from memory at once."""
     per_processor: int
-    """Parts for each of the device's processors, all key heads together; a batch may have more rows than that."""
-    uneven: int
-    """The same where contexts' lengths differ so much that parts do: more of them are shared out better."""
-    least: int = 512
-    """Tokens of a part, if there is a part for each processor then."""
+    """Parts, all key heads together, that one of the device's processors works on at a time as fast as it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,7 @@ def _changed(tile: Tile, phase: str, given: object) -> Tile:
 
 TUNABLES: Mapping[Phase, Sequence[Mapping[str, int]]] = {
     "decode": [
-        {"keys": keys, "warps": warps, "stages": stages, "per_processor": parts, "uneven": 3 * parts}
+        {"keys": keys, "warps": warps, "stages": stages, "per_processor": parts}
         for keys, warps, stages, parts in product((32, 64, 128), (1, 2, 4), (3, 4, 5), (2, 4))
     ],
     "prefill": [
@@ -85,7 +81,7 @@ TUNABLES: Mapping[Phase, Sequence[Mapping[str, int]]] = {
 """Shapes among which the best was found on each architecture that was measured."""
 
 PLAIN = Tuning(
-    decode=DecodeTile(keys=64, warps=4, stages=3, per_processor=2, uneven=4),
+    decode=DecodeTile(keys=64, warps=4, stages=3, per_processor=2),
     prefill=PrefillTile(queries=64, keys=64, warps=4, stages=2),
 )
 """For heads of up to 128 elements of two bytes, on a GPU that nobody has measured."""

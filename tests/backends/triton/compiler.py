@@ -25,7 +25,7 @@ from octavo.attention.device import CPU
 from octavo.models import product, product_kernels
 from octavo_cuda.backend import CUDABackend, FlashDecodingBackend, PagedBackend, tuned
 from octavo_triton import kernels, launch
-from octavo_triton.kernels import hopper
+from octavo_triton.kernels import hopper, registers
 from octavo_triton.tuning import Tuning
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -33,6 +33,7 @@ SHARED_BYTES = {"sm_80": 166_912, "sm_90": 232_448, "sm_100": 232_448}
 """What a block may take: NVIDIA's CUDA C++ Programming Guide, table of technical specifications per capability."""
 PROCESSORS = 132
 WARP_GROUPS = "prefill by warp groups"
+REGISTERS = "decode from registers"
 _NAMES = ("split", "cut", "decode", "prefill", "write")
 
 
@@ -196,6 +197,8 @@ def main(target: str, part: int = 0, parts: int = 0) -> None:
 
     launch.starts_early = lambda device: target != "sm_80"
     launch.is_hopper = lambda device: target == "sm_90"
+    launch.is_nvidia = lambda device: True
+    registers.decode = Compiling(REGISTERS, registers.decode, report)
     hopper.prefill = Compiling(WARP_GROUPS, hopper.prefill, report)
     for name in _NAMES:
         setattr(kernels, name, Compiling(name, getattr(kernels, name), report))

@@ -13,7 +13,7 @@ from octavo_cuda.backend import FlashDecodingBackend, PagedBackend
 from octavo_triton.backend import TritonBackend
 from octavo_triton.tuning import DecodeTile, PrefillTile, Tuning
 
-TILE = DecodeTile(keys=16, warps=4, stages=2, per_processor=12, uneven=16, least=16)
+TILE = DecodeTile(keys=16, warps=4, stages=2, per_processor=12)
 PROCESSORS = 8
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends.triton.compiler import SHARED_BYTES, WARP_GROUPS
+from tests.backends.triton.compiler import REGISTERS, SHARED_BYTES, WARP_GROUPS
 
 SPILLED = 1024
 """Bytes of a thread: what is saved around a loop. More is a tile that does not fit."""
@@ -30,10 +30,10 @@ def compiled(target: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("target", SHARED_BYTES)
 def test_every_kernel_compiles_and_fits(target: str) -> None:
     found = compiled(target)
-    names = {"split", "cut", "decode", "prefill", "write", "one_row", "few_rows"}
+    names = {"split", "cut", "decode", "prefill", "write", "one_row", "few_rows", REGISTERS}
     assert {one["kernel"] for one in found} == names | ({WARP_GROUPS} if target == "sm_90" else set())
     for one in found:
         assert one["shared_bytes"] <= SHARED_BYTES[target], one
-        if one["kernel"] in ("decode", "prefill", "few_rows", WARP_GROUPS) and "float32" not in one["shape"]:
+        if one["kernel"] in ("decode", "prefill", "few_rows", REGISTERS, WARP_GROUPS) and "float32" not in one["shape"]:
             assert one["matrix_unit"], one
         assert one["spilled_bytes"] <= SPILLED, one

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
+from math import ceil
 from typing import ClassVar
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.attention.contract import AttentionBackend
@@ -18,6 +20,9 @@ from octavo_triton import launch
 from octavo_triton.plan import Decodes, Scratch
 from tests.backends.triton.interpreted import PROCESSORS, TILE, FlashDecoding, Interpreted, Paged
 from tests.backends.triton.interpreter import OutOfBounds
+
+BEGUN, JOINING = 64, 3 * 48
+"""What an item costs before its first token, and joining a few rounds of parts, in tokens."""
 
 
 class TestFlashDecoding(Suite):
@@ -56,35 +61,39 @@ def test_one_long_context_among_short_ones(
     assert sum(row == 0 for row, *_ in parts) > 4
 
 
+CONTEXTS = st.lists(st.integers(0, 3000), min_size=1, max_size=40)
+
+
 @settings(max_examples=30, deadline=None)
 @given(
-    contexts=st.lists(st.integers(0, 3000), min_size=1, max_size=40),
+    contexts=CONTEXTS,
     window=st.one_of(st.none(), st.integers(1, 500)),
     wanted=st.integers(1, 40),
-    uneven=st.integers(1, 40),
-    needed=st.integers(1, 40),
+    finer=st.booleans(),
+    few=st.integers(0, 60_000),
 )
 def test_parts_cover_each_context_once(
-    contexts: list[int], window: int | None, wanted: int, uneven: int, needed: int
+    contexts: list[int], window: int | None, wanted: int, finer: bool, few: int
 ) -> None:
     """And no more parts are made than there is room for, however the tokens are spread."""
-    room = max(wanted, uneven) + len(contexts)
-    nothing = Scratch(torch.empty(0), torch.empty(0))
-    work = Decodes(len(contexts), TILE, wanted, uneven, needed, torch.full((5, room), -7, dtype=torch.int32), nothing)
+    room = 6 * wanted + len(contexts) if finer else wanted + len(contexts) - 1
+    work = decodes(contexts, wanted, room, few)
     launch.split(work, torch.tensor(contexts, dtype=torch.int32), window)
     found = items_of(work)
     for row, context in enumerate(contexts):
         own = [item for item in found if item[0] == row]
-        assert [part for _, _, _, part, _ in own] == list(range(len(own)))
-        assert {parts for *_, parts in own} == {len(own)}
+        assert [part for _, _, _, part, *_ in own] == list(range(len(own)))
+        assert {parts for *_, parts, _ in own} == {len(own)}
         assert all(first % TILE.keys == 0 or first == context for _, first, *_ in own)
-        edges = [own[0][1], *(end for _, _, end, _, _ in own)]
+        edges = [own[0][1], *(end for _, _, end, *_ in own)]
         assert edges == sorted(edges)
         assert edges[1:-1] == [first for _, first, *_ in own[1:]]
         assert edges[-1] == context
         oldest = 0 if window is None else max(context - window, 0)
         assert edges[0] == min(oldest // TILE.keys * TILE.keys, context)
     assert len(found) <= room
+    seen = sum(end - first for _, first, end, *_ in found)
+    assert {streamed for *_, streamed in found} == {int(seen <= few)}
     assert (work.items[0][len(found) :] == -1).all()
 
 
@@ -92,19 +101,45 @@ def items_of(work: Decodes) -> list[tuple[int, ...]]:
     return [tuple(item) for item in work.items.T.tolist() if item[0] >= 0]
 
 
-@pytest.mark.parametrize(
-    ("contexts", "longest"),
-    [([4096, *[16] * 60], 32), ([1600] * 16, 800), ([64] * 96, 64), ([6400], 200)],
-    ids=["one long among short ones", "even, in two parts", "even", "one alone"],
-)
-def test_uneven_contexts_alone_are_split_further(contexts: list[int], longest: int) -> None:
-    """A long one among short ones is not left in parts that take as long as many of the short ones."""
-    wanted, uneven = 32, 160
-    items = torch.empty(5, uneven + len(contexts), dtype=torch.int32)
+def decodes(contexts: list[int], wanted: int, room: int, few: int = 0) -> Decodes:
     nothing = Scratch(torch.empty(0), torch.empty(0))
-    work = Decodes(len(contexts), TILE, wanted, uneven, 8, items, nothing)
+    return Decodes(len(contexts), TILE, wanted, few, torch.full((6, room), -7, dtype=torch.int32), nothing)
+
+
+def seconds(lengths: list[int], wanted: int) -> int:
+    """When the last item ends, if `wanted` run at a time, each a token a second, and begin in their order."""
+    free = [0] * wanted
+    for length in lengths:
+        heapq.heapreplace(free, free[0] + length + BEGUN)
+    return max(free)
+
+
+def cut(contexts: list[int], share: int) -> list[int]:
+    """Items of at most about `share` tokens, as even as tiles allow."""
+    lengths = []
+    for context in contexts:
+        parts = max(1, ceil(context / share))
+        even = ceil(ceil(context / parts) / TILE.keys) * TILE.keys
+        lengths += [max(0, min(even, context - part * even)) for part in range(parts)]
+    return lengths
+
+
+@settings(max_examples=60, deadline=None)
+@given(contexts=CONTEXTS, wanted=st.integers(2, 40))
+@example(contexts=[4096, *[16] * 60], wanted=32)  # one long among short ones
+@example(contexts=[1600] * 16, wanted=32)
+@example(contexts=[2048] * 8, wanted=33)  # equal parts for all that run at a time would be a fifth part of each
+@example(contexts=[64] * 96, wanted=32)
+@example(contexts=[6400], wanted=32)
+def test_hardly_another_share_is_done_sooner(contexts: list[int], wanted: int) -> None:
+    """Of all lengths that parts could have, tried out one by one."""
+    room = 6 * wanted + len(contexts)
+    work = decodes(contexts, wanted, room)
     launch.split(work, torch.tensor(contexts, dtype=torch.int32), None)
-    assert max(end - first for _, first, end, *_ in items_of(work)) == -(-longest // TILE.keys) * TILE.keys
+    taken = seconds([end - first for _, first, end, *_ in items_of(work)], wanted)
+    tried = (cut(contexts, share) for share in range(TILE.keys, max(contexts) + TILE.keys, TILE.keys))
+    best = min((seconds(lengths, wanted) for lengths in tried if len(lengths) <= room), default=BEGUN)
+    assert taken <= 1.3 * best + JOINING
 
 
 def test_eight_processors_are_kept_busy() -> None:

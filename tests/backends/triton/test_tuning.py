@@ -21,7 +21,6 @@ DECODES = st.builds(
     warps=st.sampled_from([1, 2, 4]),
     stages=st.integers(1, 6),
     per_processor=st.integers(1, 8),
-    uneven=st.integers(1, 8),
 )
 TUNINGS = st.builds(
     Tuning,
@@ -57,8 +56,8 @@ def test_what_fits_is_left_as_it_is() -> None:
 
 
 def test_options_change_what_they_name() -> None:
-    found = PLAIN.with_options({"decode": {"keys": 32, "uneven": 9}})
-    assert (found.decode.keys, found.decode.uneven, found.decode.warps) == (32, 9, PLAIN.decode.warps)
+    found = PLAIN.with_options({"decode": {"keys": 32, "per_processor": 9}})
+    assert (found.decode.keys, found.decode.per_processor, found.decode.warps) == (32, 9, PLAIN.decode.warps)
     assert found.prefill == PLAIN.prefill
     for phase, shapes in TUNABLES.items():
         for shape in shapes:
@@ -70,7 +69,7 @@ def test_options_change_what_they_name() -> None:
     ("given", "message"),
     [
         ({"decode": 3}, 'option decode is 3, it must be an object, e.g. {"keys": 64}'),
-        ({"decode": {"key": 3}}, "option decode has key, it takes keys, warps, stages, per_processor, uneven, least"),
+        ({"decode": {"key": 3}}, "option decode has key, it takes keys, warps, stages, per_processor"),
         ({"prefill": {"keys": 0}}, "option prefill has keys 0, it must be a whole number at least 1"),
         ({"prefill": {"keys": True}}, "option prefill has keys True, it must be"),
         ({"prefill": {"keys": "64"}}, "option prefill has keys '64', it must be"),

@@ -5,43 +5,44 @@ import triton.language as tl
 
 from octavo_triton.kernels.common import absorb, begin, finite, is_upright, sink
 
+_BEGUN = tl.constexpr(64)
+"""What a part costs before its first key, in tokens that a program reads meanwhile ..."""
+_ROUND = tl.constexpr(48)
+"""... and each round of joining a row's parts."""
 
-@triton.jit(do_not_specialize=["rows", "room", "wanted", "uneven", "needed"])
+
+@triton.jit(do_not_specialize=["rows", "room", "wanted", "few"])
 def split(
     items,
     contexts,
     rows,
     room,
     wanted,
-    uneven,
-    needed,
+    few,
     ROWS: tl.constexpr,
     ITEMS: tl.constexpr,
+    SHARES: tl.constexpr,
     UNIT: tl.constexpr,
-    LEAST: tl.constexpr,
+    JOINED: tl.constexpr,
     WINDOW: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Who does what: items [5, room] int32 of row (-1: nothing), first token, end, part, and parts of the row.
+    """Who does what: items [6, room] int32 of row (-1: nothing), first token, end, part, parts, and whether `few` hold.
 
-    All rows' tokens are shared out among about `wanted` items, in multiples of UNIT tokens, so that one long context
-    among short ones is many items; but parts have LEAST tokens, unless there were fewer than `needed` items then. If
-    the longest part would be twice the mean one, for the sake of short rows, there are about `uneven` items instead.
-    Each program fills ITEMS of them. A row has one item at least, so that its output is written.
+    That is: no more than `few` tokens are read in all. `wanted` items run at a time. Rows' tokens are shared out in
+    parts of about equal length, multiples of UNIT tokens; of SHARES such lengths that one is taken which is done first,
+    so that one long context among short ones is many items. Each program fills ITEMS of them. A row has one item at
+    least, so that its output is written.
     """
     begin(EARLY)
     row = tl.arange(0, ROWS)
-    context = tl.load(contexts + row, mask=row < rows, other=0)
+    real = row < rows
+    context = tl.load(contexts + row, mask=real, other=0)
     oldest = tl.zeros_like(context)
     if WINDOW is not None:
         oldest = tl.maximum(context - WINDOW, 0) // UNIT * UNIT
     tokens = context - oldest
-    all_tokens = tl.sum(tokens)
-    fewest = tl.minimum(tl.cdiv(all_tokens, needed), LEAST)
-    parts = parts_of(tokens, tl.maximum(tl.cdiv(all_tokens, wanted), fewest), row < rows, UNIT)
-    longest = tl.max(tokens // tl.maximum(parts, 1)).to(tl.int64)
-    if longest * tl.sum(parts) > 2 * all_tokens:
-        parts = parts_of(tokens, tl.maximum(tl.cdiv(all_tokens, uneven), fewest), row < rows, UNIT)
+    parts = parts_of(tokens, best_share(tokens, real, room, wanted, SHARES, UNIT, JOINED), real, UNIT)
     ends = tl.cumsum(parts, 0)
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     owner = tl.sum((ends[None, :] <= item[:, None]).to(tl.int32), 1)
@@ -59,13 +60,34 @@ def split(
     tl.store(items + 2 * room + item, tl.minimum(first + even, end), mask=fits)
     tl.store(items + 3 * room + item, part, mask=fits)
     tl.store(items + 4 * room + item, count, mask=fits)
+    tl.store(items + 5 * room + item, (tl.sum(tokens.to(tl.int64)) <= few).to(tl.int32), mask=fits)
+
+
+@triton.jit
+def best_share(tokens, real, room, wanted, SHARES: tl.constexpr, UNIT: tl.constexpr, JOINED: tl.constexpr):
+    """Tokens of a part: of twice an equal share for all that run at a time, down to an 80th, what is done first.
+
+    A turn of items takes as long as they are on average, the last one as much longer as the longest is.
+    """
+    all_tokens = tl.sum(tokens.to(tl.int64)).to(tl.float32)
+    finer = tl.exp2(1 - tl.arange(0, SHARES) * (8 / SHARES))
+    share = tl.maximum(all_tokens / wanted * finer, 1).to(tl.int32)
+    parts = parts_of(tokens[None, :], share[:, None], real[None, :], UNIT)
+    count = tl.sum(parts, 1).to(tl.float32)
+    length = tl.ceil(tokens[None, :] / tl.maximum(parts, 1).to(tl.float32))
+    longest, mean = tl.max(length, 1), all_tokens / count
+    turns, rounds = tl.ceil(count / wanted), tl.ceil(tl.max(parts, 1) / JOINED)
+    cost = turns * (mean + _BEGUN) + (longest - mean) + tl.where(tl.max(parts, 1) > 1, rounds * _ROUND, 0)
+    best = tl.argmin(tl.where(count > room, float("inf"), cost), 0)
+    return tl.sum(tl.where(tl.arange(0, SHARES) == best, share, 0))
 
 
 @triton.jit
 def parts_of(tokens, share, real, UNIT: tl.constexpr):
     """How many parts of at most about `share` tokens each row has; one at least, and none where it is not real."""
-    size = tl.cdiv(tl.maximum(share, 1), UNIT) * UNIT
-    return tl.where(real, tl.maximum(tl.cdiv(tokens, size), 1), 0)
+    size = tl.cdiv(share, UNIT) * UNIT
+    parts = tl.ceil(tokens.to(tl.float32) / size.to(tl.float32)).to(tl.int32)
+    return tl.where(real, tl.maximum(parts, 1), 0)
 
 
 @triton.jit(do_not_specialize=["width", "room"])

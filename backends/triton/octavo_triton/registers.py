@@ -1,0 +1,53 @@
+"""Decoding by the kernel whose tiles are loaded into registers (kernels/registers.py): its shapes and its call.
+
+Importing it needs a Triton whose Gluon has what the kernel uses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.attention.contract import AttentionSpec
+from octavo.kv.layout import AxesLayout
+from octavo_triton.kernels import registers
+from octavo_triton.kernels.common import is_upright
+from octavo_triton.kernels.register_tiles import TOKENS
+from octavo_triton.plan import Decodes, Plan
+from octavo_triton.tuning import DecodeTile
+
+_HEADS = 8
+"""Query heads of a key head, at most: more would want more registers than there are, as would larger heads."""
+_HEAD_SIZES = (64, 128)
+_TOKENS = TOKENS.value
+FEW = DecodeTile(keys=4 * _TOKENS, warps=4, stages=1, per_processor=2)
+"""For rows that do not fill the device: fewer parts are joined sooner."""
+MANY = DecodeTile(keys=2 * _TOKENS, warps=2, stages=1, per_processor=4)
+
+Strides = tuple[int, ...]
+
+
+def can_run(spec: AttentionSpec, layout: AxesLayout, keys: Strides, values: Strides) -> bool:
+    """With a cache of two bytes an element, as all else has, of which a lane can load eight at once."""
+    plain = spec.dtype == spec.kv_dtype and spec.dtype.itemsize == 2
+    fits = spec.head_size in _HEAD_SIZES and spec.group <= _HEADS
+    if not plain or not fits or not _in_runs(keys):
+        return False
+    return _in_runs(values) or (is_upright(values, layout.block_size) and layout.block_size % _TOKENS == 0)
+
+
+def _in_runs(strides: Strides) -> bool:
+    """Do dims lie side by side, eight at least?"""
+    return strides[9] == 1 and strides[8] % 8 == 0
+
+
+def decode(arguments: dict[str, Any], plan: Plan, work: Decodes, joined: int) -> None:
+    """`arguments`: what all attending kernels are given."""
+    room = work.items.shape[1]
+    given = {name: value for name, value in arguments.items() if name != "DIMS"}
+    given["sinks"] = given["out"] if given["sinks"] is None else given["sinks"]  # Gluon has no argument that is None
+    registers.decode[(given["KV_HEADS"] * room,)](
+        **given, table=plan.table, contexts=plan.contexts, items=work.items, partial=work.scratch.partial,
+        arrived=work.scratch.arrived, width=plan.table.shape[1], room=room, HEADS=_HEADS,
+        UPRIGHT=bool(is_upright(given["VALUE"], given["BLOCK_SIZE"])), JOINED=joined, WARPS=work.tile.warps,
+        num_warps=work.tile.warps,
+    )  # fmt: skip
