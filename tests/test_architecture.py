@@ -15,9 +15,18 @@ from importlinter.api import read_configuration
 from importlinter.contracts.forbidden import ForbiddenContract
 from importlinter.contracts.layers import LayersContract
 
+import octavo
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PACKAGES = [path.parent for root in ("core", "backends/*", "plugins/*") for path in ROOT.glob(f"{root}/*/__init__.py")]
+EXAMPLE = ROOT / "plugins/example"
+"""A distribution of its own, which octavo's wheel carries as text."""
+PACKAGES = [
+    path.parent
+    for root in ("core", "backends/*", "plugins/*")
+    for path in ROOT.glob(f"{root}/*/__init__.py")
+    if not path.is_relative_to(EXAMPLE)
+]
 SOURCES = [path for root in ("core", "backends", "plugins") for path in sorted((ROOT / root).rglob("*.py"))]
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 LONGEST_FILE = 300
@@ -80,13 +89,32 @@ def test_contract_catches_a_breach(contract: str, contracts: dict[str, Contract]
 def test_every_package_is_in_the_house() -> None:
     """A backend that is forgotten in a list is missing in the wheel, or under no contract."""
     hatch, linter = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"], PROJECT["tool"]["importlinter"]
-    assert set(hatch["packages"]) == {str(package.relative_to(ROOT)) for package in PACKAGES}
+    assert set(hatch["packages"]) == {str(package.relative_to(ROOT)) for package in [*PACKAGES, EXAMPLE]}
     assert set(hatch["dev-mode-dirs"]) == {str(package.parent.relative_to(ROOT)) for package in PACKAGES}
     assert set(linter["root_packages"]) == {package.name for package in PACKAGES}
     core, backends, plugins = (set(linter["contracts"][number]["source_modules"]) for number in (0, 1, 2))
     assert core == {"octavo"}
     assert core | backends | plugins == set(linter["root_packages"])
     assert set(linter["contracts"][0]["forbidden_modules"]) == backends | plugins
+
+
+def imported(path: Path) -> Iterator[str]:
+    """What a file imports of octavo, as module.name."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] == "octavo":
+                yield from (f"{module}.{name.name}" for name in names)
+            case ast.Import(names=names):
+                yield from (name.name for name in names if name.name.split(".")[0] == "octavo")
+
+
+def test_the_example_knows_what_a_stranger_is_told_of() -> None:
+    """The contract, the stock layouts, and octavo's public names."""
+    told = {f"octavo.{name}" for name in octavo.__all__} | {"octavo.conformance.Suite"}
+    modules = {"octavo.attention.contract", "octavo.attention.device", "octavo.kv.layout"}
+    names = {name for path in EXAMPLE.rglob("*.py") for name in imported(path)}
+    assert "octavo.hookimpl" in names
+    assert {name for name in names - told if name.rpartition(".")[0] not in modules} == set()
 
 
 def test_the_cache_bookkeeping_is_all_under_contract(contracts: dict[str, Contract], graph: grimp.ImportGraph) -> None:

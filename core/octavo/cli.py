@@ -237,6 +237,20 @@ def conformance(
     raise typer.Exit(status)
 
 
+@app.command("new-backend")
+def write_new_backend(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What ATTENTION will call it.")],
+) -> None:
+    """Write a backend of your own, octavo-NAME, into a new folder here: it computes, and its tests pass."""
+    with bad_input_is_told():
+        from octavo.new_backend import new_backend
+        from octavo.plugins import plugins
+
+        folder = new_backend(name, Path.cwd(), plugins())
+    typer.echo(f"{folder} is written. Next:\n\n  cd {folder.name}\n  pip install -e '.[test]'")
+    typer.echo(f"  python -m pytest\n  octavo conformance {name} --device cpu\n\nIts README.md goes on from there.")
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(context: typer.Context) -> None:
     """Measure: throughput, waste, ... (octavo bench --help)."""

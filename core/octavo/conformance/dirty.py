@@ -25,7 +25,7 @@ class DirtyCache:
         self.spec = configuration.spec
         self.block_size = configuration.block_size
         self.device = device.torch_device
-        pool_size = 24 + 600 // self.block_size
+        pool_size = 32 + 600 // self.block_size
         below = self._unused_blocks(device) if configuration.high else 1
         self.cache = layout.allocate(below + pool_size, self.device)
         self.pool: list[int] = (below + torch.randperm(pool_size, generator=generator)).tolist()

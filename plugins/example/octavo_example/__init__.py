@@ -1,0 +1,1 @@
+"""Attention on example for octavo."""
