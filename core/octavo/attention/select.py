@@ -137,7 +137,7 @@ class _Question:
         for candidate in named:
             if not candidate.reasons:
                 return candidate
-        reasons = "; ".join(f"{one.name}: {reason}" for one in named for reason in one.reasons)
+        reasons = "; ".join(dict.fromkeys(f"{one.name}: {reason}" for one in named for reason in one.reasons))
         raise BackendUnavailable(self._explain(f"attention {self.wish} cannot be used here: {reasons}"))
 
     def for_phases(self, prefill_name: str, decode_name: str) -> tuple[type[AttentionBackend], int]:
@@ -161,9 +161,10 @@ class _Question:
 
     def _suspect(self, name: str) -> BaseException | None:
         """The error of the plugin that may have had the backend of this name."""
-        faults = [fault for fault in self.plugins.faults if fault.where == "import"]
+        faults = self.plugins.faults
         likely = [one for one in faults if name in f"{one.origin.distribution} {one.origin.entry_point}".casefold()]
-        return (likely or faults)[0].error if faults else None
+        likely += [one for one in faults if one.where == "import"]
+        return likely[0].error if likely else None
 
     def _explain(self, problem: str) -> str:
         lines = [problem, "installed:", *(f"  {candidate}" for candidate in self.candidates)]
