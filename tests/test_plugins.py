@@ -10,7 +10,7 @@ from octavo.attention.device import CPU
 from octavo.attention.select import choose
 from octavo.attention.wish import UnknownBackend
 from octavo.plugins import Plugins
-from tests.distributions import BACKEND, installed_in, spec, write_distribution
+from tests.distributions import BACKEND, Offers, backend, installed_in, plugins_of, spec, write_distribution
 
 
 @pytest.fixture
@@ -30,6 +30,7 @@ def names(plugins: Plugins) -> list[str]:
 BROKEN = {
     "import error": ("import octavo_nowhere", "import", "ModuleNotFoundError: No module named 'octavo_nowhere'"),
     "exit at import": ("import sys; sys.exit('no license')", "import", "SystemExit: no license"),
+    "panic at import": ("class Panic(BaseException): ...\nraise Panic('unwrap')", "import", "Panic: unwrap"),
     "error at import": ("1 / 0", "import", "ZeroDivisionError: division by zero"),
     "no mark": (BACKEND.replace("@hookimpl", ""), "import", "no function that is marked with octavo.hookimpl"),
     "unknown argument": (
@@ -103,6 +104,17 @@ def test_a_broken_plugin_is_named_and_the_others_go_on(case: str, site: Path, ca
     assert error in str(fault)
     assert "\n" not in str(fault)
     assert str(fault) in caplog.text
+
+
+def test_a_plugin_that_pluggy_cannot_hold_is_named() -> None:
+    class Unhashable(Offers):
+        __hash__ = None  # type: ignore[assignment]
+
+    plugins = plugins_of(Unhashable([backend("lost")]), Offers([backend("kept")]))
+    assert names(plugins) == ["test/kept"]
+    assert [(fault.where, fault.error_line) for fault in plugins.faults] == [
+        ("import", "TypeError: unhashable type: 'Unhashable'")
+    ]
 
 
 def test_a_wrong_class_leaves_its_neighbours_in_the_same_list(site: Path) -> None:

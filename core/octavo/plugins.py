@@ -155,11 +155,14 @@ class Plugins:
         plugin = None
         try:
             plugin = entry_point.load()
+            hash(plugin)  # pluggy keeps sets of plugins
             name = self._manager.register(plugin, f"{origin.distribution}:{origin.entry_point}")
             if name is None:
                 return
             self._origins[name] = origin
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # see `_ask`
             if self._manager.is_registered(plugin):
                 self._manager.unregister(plugin)
             self._fault(origin, "import", error)
