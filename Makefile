@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint format settings docs check clean
+.PHONY: help demo test soak lint format settings reference docs check clean
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
@@ -19,6 +19,7 @@ help:
 	@echo "make lint      ruff (format and rules), mypy --strict, the import contracts"
 	@echo "make format    let ruff rewrite what it can"
 	@echo "make settings  write docs/settings.md anew, from the settings' source"
+	@echo "make reference write docs/contract.md and docs/hooks.md anew, from docstrings"
 	@echo "make docs      build the documentation into site/, warnings are errors"
 	@echo "make check     lint, docs and test: what a change must pass"
 	@echo "make clean     remove .venv, caches and what was built"
@@ -54,6 +55,9 @@ format: .venv/octavo-dev
 
 settings: .venv/octavo-dev
 	$(BIN)/octavo settings --markdown > docs/settings.md
+
+reference: .venv/octavo-dev
+	$(BIN)/python -m tests.reference
 
 docs: .venv/octavo-dev
 	@echo "==> Building the documentation into site/"

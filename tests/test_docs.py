@@ -4,13 +4,15 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import typer
 
-from octavo import settings_page
+from octavo import hooks, settings_page
 from octavo.attention.check import check_backend
 from octavo.attention.contract import AttentionBackend
 from octavo.attention.device import CPU
@@ -18,8 +20,13 @@ from octavo.cli import app
 from octavo.conformance.registry import trials
 from octavo.engine.sampling_params import SamplingParams
 from octavo.hooks import HOOKS
+from octavo.new_backend import new_backend
+from octavo.plugins import Plugins
 from octavo.settings import Settings, variable
 from octavo.settings.elsewhere import GONE
+from tests import reference
+from tests.distributions import plugins_of, spec
+from tests.test_hooks import STEP
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -106,8 +113,17 @@ def test_every_sampling_parameter_is_documented_with_its_default() -> None:
     )
 
 
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_the_reference_is_in_step(name: str) -> None:
+    """If not: make reference."""
+    assert (DOCS / name).read_text(encoding="utf-8") == reference.page(name)
+
+
 def test_every_hook_is_documented() -> None:
-    assert rows("write-a-backend.md", r"octavo_\w+").keys() == set(HOOKS)
+    """With what it is given."""
+    page = (DOCS / "hooks.md").read_text(encoding="utf-8")
+    kinds = {name for name, kind in vars(hooks).items() if getattr(kind, "__module__", "") == "octavo.hooks"}
+    assert {*HOOKS, "StepStats"} <= kinds == set(re.findall(r"^### (\w+)$", page, re.MULTILINE))
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -116,19 +132,83 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 @pytest.fixture(scope="module")
-def example() -> Iterator[type[AttentionBackend]]:
-    """The backend that write-a-backend.md shows, made from the page's text."""
-    module = sys.modules["shown_backend"] = ModuleType("shown_backend")
-    source = blocks(DOCS / "write-a-backend.md", "python")[0]
-    exec(compile(source, "write-a-backend.md", "exec"), module.__dict__)
-    backend: type[AttentionBackend] = module.MyChipBackend
-    yield backend
-    del sys.modules["shown_backend"]
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What `octavo new-backend mychip` writes, on the path."""
+    folder = new_backend("mychip", tmp_path_factory.mktemp("projects"), Plugins([]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield folder
+    for name in [name for name in sys.modules if name.split(".")[0] == "octavo_mychip"]:
+        del sys.modules[name]
 
 
-@pytest.mark.parametrize("case", ["mixed", "prefill-in-chunks", "padding", "block-sizes", "dtypes"])
-def test_the_example_conforms(example: type[AttentionBackend], case: str) -> None:
-    check_backend(example)
-    outcomes = [trial.run() for trial in trials(example, CPU(), only=case)]
+def is_of(block: str, folder: Path) -> bool:
+    """Is it a part of a file there? Only how it is indented and broken into lines may differ."""
+    texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.suffix in (".py", ".toml")]
+    return any("".join(block.split()) in "".join(text.split()) for text in texts)
+
+
+@pytest.fixture(scope="module")
+def shown(project: Path) -> Iterator[dict[str, Any]]:
+    """The names of the blocks of write-a-backend.md that are no part of the project, run one after another."""
+    module = sys.modules["shown"] = ModuleType("shown")
+    for block in blocks(DOCS / "write-a-backend.md", "python"):
+        if not is_of(block, project):
+            exec(compile(block, "write-a-backend.md", "exec"), module.__dict__)
+    yield module.__dict__
+    del sys.modules["shown"]
+
+
+def plugin(**functions: Any) -> ModuleType:
+    """A module of these functions."""
+    module = ModuleType("plugin")
+    vars(module).update(functions)
+    return module
+
+
+def conform(backend: type[AttentionBackend], case: str) -> None:
+    check_backend(backend)
+    outcomes = [trial.run() for trial in trials(backend, CPU(), only=case)]
     assert outcomes
     assert [outcome.reason for outcome in outcomes if outcome.result != "passed"] == []
+
+
+def test_blocks_are_of_the_project(project: Path) -> None:
+    page = DOCS / "write-a-backend.md"
+    assert [is_of(block, project) for block in blocks(page, "toml")] == [True]
+    assert sum(is_of(block, project) for block in blocks(page, "python")) == 6
+
+
+def test_a_window_as_shown(shown: dict[str, Any]) -> None:
+    assert shown["Windowed"].capabilities.features == {"window"}
+    conform(shown["Windowed"], "features")
+
+
+def test_an_option_as_shown(shown: dict[str, Any]) -> None:
+    backend = shown["Optional"]
+    conform(backend, "unknown-option")
+    assert backend(spec(), 128, CPU(), {"exact": True}).exact
+    with pytest.raises(ValueError, match="exact is 1, it must be true or false"):
+        backend(spec(), 128, CPU(), {"exact": 1})
+
+
+def test_a_device_as_shown(shown: dict[str, Any]) -> None:
+    plugins = plugins_of(plugin(octavo_devices=shown["octavo_devices"]))
+    assert shown["MyChip"] in [one.kind for one in plugins.devices]
+    assert plugins.faults == []
+    assert "pip install torch-mychip" in shown["MyChip"].unavailable()
+
+
+def test_a_trial_that_is_named_is_one(project: Path) -> None:
+    backend = import_module("octavo_mychip.backend").MychipBackend
+    (named,) = {word for words in commands(DOCS / "write-a-backend.md", "octavo") for word in words if "[fp32" in word}
+    assert len(trials(backend, CPU(), only=named.strip("'"))) == 1
+
+
+def test_an_observer_as_shown() -> None:
+    (block,) = blocks(DOCS / "hooks.md", "python")[:1]
+    names: dict[str, Any] = {}
+    exec(compile(block, "hooks.md", "exec"), names)
+    plugins = plugins_of(plugin(octavo_step_finished=names["octavo_step_finished"]))
+    plugins.step_finished(STEP)
+    assert plugins.faults == []

@@ -27,7 +27,9 @@ CONTRACT: Final = 1
 """The contract that this octavo speaks. A backend states the number it was written for; they must be equal."""
 
 Feature = Literal["window", "softcap", "sinks"]
+"""What a model may need beyond plain causal attention: fields of `AttentionSpec`."""
 Phase = Literal["prefill", "decode"]
+"""Rows with several query tokens, or with one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,9 +79,9 @@ class ExampleBackend(AttentionBackend):
         rows = [(row, range(starts[row], starts[row + 1]), contexts[row]) for row in range(batch.rows)]
         decodes = [Tile(*row) for row in rows[: batch.decodes]]
         prompts = [[tile] for row in rows[batch.decodes :] for tile in tiles(*row, width=self.block_size)]
-        return [self.lists(batch, together) for together in (decodes, *prompts) if together]
+        return [self._lists(batch, together) for together in (decodes, *prompts) if together]
 
-    def lists(self, batch: AttentionBatch, together: list[Tile]) -> Lists:
+    def _lists(self, batch: AttentionBatch, together: list[Tile]) -> Lists:
         """Everything padded to lengths that the device has programs for."""
         width = max(len(tile.tokens) for tile in together)
         tokens = torch.full((bucketed(len(together)), bucketed(width)), len(batch.slots))
@@ -97,10 +97,10 @@ class ExampleBackend(AttentionBackend):
         items += [nothing] * (bucketed(len(items)) - len(items))
         blocks, owners, starts = torch.tensor(items).unbind(1)
         keys = starts[:, None, None] + torch.arange(self.block_size)
-        visible = self.sees(positions[owners][:, :, None], keys)
+        visible = self._sees(positions[owners][:, :, None], keys)
         return Lists(tokens, blocks, owners, visible)
 
-    def sees(self, position: Tensor, key: Tensor) -> Tensor:
+    def _sees(self, position: Tensor, key: Tensor) -> Tensor:
         """Does the token at a position see the key at another? Both count from the start of a row."""
         return key <= position
 
@@ -112,10 +112,10 @@ class ExampleBackend(AttentionBackend):
         out = torch.zeros_like(padded)
         for lists in plan:
             keys, values = cache.keys[layer][lists.blocks].float(), cache.values[layer][lists.blocks].float()
-            out[lists.tokens] = self.meet(padded[lists.tokens], keys, values, lists)
+            out[lists.tokens] = self._meet(padded[lists.tokens], keys, values, lists)
         return out[:-1].to(query.dtype)
 
-    def meet(self, query: Tensor, keys: Tensor, values: Tensor, lists: Lists) -> Tensor:
+    def _meet(self, query: Tensor, keys: Tensor, values: Tensor, lists: Lists) -> Tensor:
         """query [tiles, width, heads, size], keys and values [items, block size, kv_heads, size] -> as query."""
         query = query.unflatten(2, (self.spec.kv_heads, self.spec.group))
         scores = torch.einsum("iwhgd,ishd->ihgws", query[lists.owners], keys) * self.spec.scale
