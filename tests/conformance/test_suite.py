@@ -1,6 +1,14 @@
 """The pytest class that third parties subclass."""
 
+from dataclasses import replace
+
 import pytest
+import torch
+
+from octavo.attention.device import CPU
+from octavo.conformance import Suite
+from octavo.conformance.registry import trials
+from tests.conformance.faults import Narrow
 
 pytest_plugins = ["pytester"]
 
@@ -59,3 +67,21 @@ def test_a_backend_that_cannot_run_here_is_skipped_with_its_reason(third_party: 
     result = run(third_party, "-k", "TestElsewhere and layers")
     assert set(result.parseoutcomes()) == {"skipped", "deselected"}
     result.stdout.fnmatch_lines(["*it needs a card, and cpu is none*"])
+
+
+def test_trials_run_on_one_thread() -> None:
+    """Two on small tensors wait for each other most of the time."""
+    seen: list[int] = []
+    (trial,) = trials(Narrow, CPU(), only="layers")
+    case = replace(trial.case, play=lambda stage: seen.append(torch.get_num_threads()))
+
+    class OfNarrow(Suite):
+        backend = Narrow
+
+    torch.set_num_threads(2)
+    try:
+        OfNarrow().test_conformance(replace(trial, case=case))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert seen == [1]

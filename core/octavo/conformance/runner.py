@@ -65,14 +65,14 @@ def play(
         raise ValueError(
             f'no case or trial of {backend.qualified_name()} is called "{only}": name one as the table does'
         )
-    with _one_thread():
+    with one_thread():
         shown = track(chosen, "conformance", console=console or Console(quiet=True), transient=True)
         outcomes = tuple((trial, trial.run()) for trial in shown)
     return Report(name or backend.qualified_name(), backend, device.name, seed, only, outcomes)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """The shapes are small: several threads would only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from octavo.attention.contract import AttentionBackend
 from octavo.attention.device import CPU, Device
 from octavo.conformance.registry import Trial, trials
+from octavo.conformance.runner import one_thread
 from octavo.conformance.truth import Fault
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Suite:
         if reason is not None:
             pytest.skip(reason)
         try:
-            trial.case.play(trial.stage())
+            with one_thread():
+                trial.case.play(trial.stage())
         except Fault as fault:
             pytest.fail(f"{trial.case.meaning} {fault}", pytrace=False)
