@@ -185,7 +185,7 @@ def test_a_window_as_shown(shown: dict[str, Any]) -> None:
 
 
 def test_an_option_as_shown(shown: dict[str, Any]) -> None:
-    backend = shown["Optional"]
+    backend = shown["Exacting"]
     conform(backend, "unknown-option")
     assert backend(spec(), 128, CPU(), {"exact": True}).exact
     with pytest.raises(ValueError, match="exact is 1, it must be true or false"):
