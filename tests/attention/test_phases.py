@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from octavo.attention.contract import AttentionBackend, AttentionBatch
+from octavo.attention.contract import AttentionBackend, AttentionBatch, HostLengths
 from octavo.attention.device import CPU
 from octavo.attention.phases import PhasedBackend, disagreement, phased, split
 from octavo.kv.layout import HEAD_MAJOR, TOKEN_MAJOR
@@ -29,14 +30,18 @@ def packed(rows: list[tuple[int, int]], block_size: int = 4) -> AttentionBatch:
         for index, (new, old) in enumerate(rows)
         for at in range(old, old + new)
     ]
+    host = HostLengths(
+        np.cumsum([0, *(new for new, _ in rows)], dtype=np.int32), np.array(list(map(sum, rows)), np.int32)
+    )
     return AttentionBatch(
-        query_starts=torch.tensor([0, *torch.tensor([new for new, _ in rows]).cumsum(0).tolist()], dtype=torch.int32),
-        context_lengths=torch.tensor([sum(row) for row in rows], dtype=torch.int32),
+        query_starts=torch.tensor(host.query_starts),
+        context_lengths=torch.tensor(host.context_lengths),
         block_table=table,
         slots=torch.tensor(slots),
         max_query=max(new for new, _ in rows),
         max_context=max(map(sum, rows)),
         decodes=sum(new == 1 for new, _ in rows),
+        host_lengths=host,
     )
 
 
@@ -56,6 +61,9 @@ def test_split_cuts_between_rows(rows: list[tuple[int, int]]) -> None:
         assert part.query_starts[-1] == len(part.slots)
         assert part.max_query == part.query_starts.diff().max()
         assert part.decodes == (part.rows if part.max_query == 1 else 0)
+        assert part.host_lengths is not None
+        assert part.host_lengths.query_starts.tolist() == part.query_starts.tolist()
+        assert part.host_lengths.context_lengths.tolist() == part.context_lengths.tolist()
         assert part.slots.data_ptr() in (batch.slots.data_ptr(), batch.slots[batch.decodes :].data_ptr())
 
 

@@ -12,13 +12,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from octavo.attention.contract import AttentionBackend
+from octavo.attention.contract import AttentionBackend, AttentionSpec
 from octavo.attention.device import CPU
 from octavo.conformance.registry import CASES, trials
 from octavo.conformance.runner import play, run
 from octavo.hooks import hookimpl
+from octavo.kv.layout import TOKEN_MAJOR, KVCacheLayout
 from octavo.plugins import Plugins
 from tests.conformance.faults import FAULTS, Narrow
+from tests.conformance.minimal import FLOATS
 
 
 class Correct(Narrow):
@@ -122,3 +124,28 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
 
     assert torch.equal(numbers(0), numbers(0))
     assert not torch.equal(numbers(0), numbers(1))
+
+
+class Pairs(Narrow):
+    """Takes the other float's cache, but for one pair; and says no to a size that it declares."""
+
+    name = "pairs"
+    capabilities = replace(Narrow.capabilities, dtypes=FLOATS, kv_dtypes=FLOATS)
+
+    @staticmethod
+    def layout_type(spec: AttentionSpec, block_size: int) -> KVCacheLayout:
+        if (spec.dtype, spec.kv_dtype) == (torch.float16, torch.bfloat16):
+            raise ValueError("not these two")
+        if spec.dtype == spec.kv_dtype == torch.bfloat16:
+            raise ValueError("declared, and refused")
+        return TOKEN_MAJOR(spec, block_size)
+
+
+def test_only_a_pair_of_dtypes_may_be_refused_by_the_layout() -> None:
+    played = trials(Pairs, CPU(), "dtypes")
+    tried = {(trial.configuration.dtype, trial.configuration.kv_dtype) for trial in played}
+    assert tried == {(one, other) for one in FLOATS for other in FLOATS} - {(torch.float16, torch.bfloat16)}
+    outcomes = {str(trial): trial.run().result for trial in played if trial.configuration.dtype == torch.bfloat16}
+    assert [name for name, result in outcomes.items() if result == "error"] == [
+        name for name in outcomes if "cache-" not in name
+    ]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,9 +44,18 @@ class Replaying(CPU):
 
 
 class Refreshing(Vectorised):
+    """Of every step it is told on the host what the device's tensors hold."""
+
     name = "refreshing"
     platform = "replaying"
     capabilities = replace(Vectorised.capabilities, head_sizes=(...,))
+
+    def plan(self, batch: AttentionBatch, bucket: int | None = None) -> TokenPlan:
+        assert batch.host_lengths is not None
+        for name, host in batch.host_lengths._asdict().items():
+            assert host.dtype == np.int32
+            assert host.tolist() == getattr(batch, name).tolist()
+        return super().plan(batch, bucket)
 
 
 class Fresh(Refreshing):

@@ -12,9 +12,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -88,6 +90,15 @@ class AttentionSpec:
         return frozenset(name for name, wanted in needed.items() if wanted)
 
 
+class HostLengths(NamedTuple):
+    """What the tensors of a batch with these names hold, on the host: nobody has to wait for the device to know it."""
+
+    query_starts: NDArray[np.int32]
+    """[rows + 1]."""
+    context_lengths: NDArray[np.int32]
+    """[rows]."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBatch:
     """One packed forward: the tokens of all rows one after another, rows that decode (one query token) first.
@@ -111,6 +122,8 @@ class AttentionBatch:
     max_context: int
     decodes: int
     """Rows at the front with exactly one query token."""
+    host_lengths: HostLengths | None = None
+    """For backends that share out work on the host; None where only the device knows them."""
 
     @property
     def rows(self) -> int:

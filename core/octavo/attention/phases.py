@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec, Capabilities
+from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec, Capabilities, HostLengths
 
 if TYPE_CHECKING:
     from octavo.attention.device import Device
@@ -138,6 +138,7 @@ def split(batch: AttentionBatch) -> tuple[AttentionBatch | None, AttentionBatch 
         return batch, None
     if rows == 0:
         return None, batch
+    host = batch.host_lengths
     decoding = replace(
         batch,
         query_starts=batch.query_starts[: rows + 1],
@@ -145,6 +146,7 @@ def split(batch: AttentionBatch) -> tuple[AttentionBatch | None, AttentionBatch 
         block_table=batch.block_table[:rows],
         slots=batch.slots[:rows],
         max_query=1,
+        host_lengths=host and HostLengths(host.query_starts[: rows + 1], host.context_lengths[:rows]),
     )
     rest = replace(
         batch,
@@ -153,6 +155,7 @@ def split(batch: AttentionBatch) -> tuple[AttentionBatch | None, AttentionBatch 
         block_table=batch.block_table[rows:],
         slots=batch.slots[rows:],
         decodes=0,
+        host_lengths=host and HostLengths(host.query_starts[rows:] - rows, host.context_lengths[rows:]),
     )
     return decoding, rest
 

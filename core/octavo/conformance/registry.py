@@ -107,5 +107,20 @@ def trials(backend: type[AttentionBackend], device: Device, only: str | None = N
         Trial(case, configuration, backend, device, seed)
         for case in CASES.values()
         for configuration in case.configurations(backend.capabilities)
+        if not _refuses_pair(backend, configuration)
     ]
     return [trial for trial in found if only in (None, trial.case.name, str(trial))]
+
+
+def _refuses_pair(backend: type[AttentionBackend], configuration: Configuration) -> bool:
+    """Is it a cache of another dtype than the queries', which the layout does not take though it takes each alone?
+
+    Core does not choose such a backend then, with the reason. All else that is declared must be taken.
+    """
+    if configuration.dtype == configuration.kv_dtype:
+        return False
+    try:
+        backend.layout_type(configuration.spec, configuration.block_size)
+    except ValueError:
+        return True
+    return False

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.attention.contract import AttentionBatch
+from octavo.attention.contract import AttentionBatch, HostLengths
 from octavo.attention.device import Device
 from octavo.engine.drawing import PlainDraw
 from octavo.engine.step import Step
@@ -98,7 +98,7 @@ class DecodeGraphs:
         """
         for size in reversed(self.sizes):
             try:
-                plans = self._plan(size, 0)
+                plans = self._plan(size, np.zeros(0, np.int32))
                 self._compute(size)
                 replay = self.device.capture(partial(self._compute, size), self._pool)
             except Exception as error:
@@ -123,7 +123,7 @@ class DecodeGraphs:
         size = self.sizes[bisect_left(self.sizes, rows)]
         in_order = len(step.sampling) == rows == len(step.logits_of) and bool((np.diff(step.logits_of) == 1).all())
         self._fill(step, in_order, last)
-        plans, graph = self._plan(size, int(step.context_lengths.max())), self._graphs[size]
+        plans, graph = self._plan(size, step.context_lengths), self._graphs[size]
         if all(new is held for new, held in zip(plans, graph.plans, strict=True)):
             graph.replay()
             self.replays += 1
@@ -147,11 +147,15 @@ class DecodeGraphs:
             self._table[:rows, :width].copy_(tensor(step.block_table, device))
             self._told_table = step.block_table
 
-    def _plan(self, size: int, max_context: int) -> list[Any]:
+    def _plan(self, size: int, contexts: NDArray[np.int32]) -> list[Any]:
+        """contexts: of the rows that are no padding."""
+        lengths = np.zeros(size, np.int32)
+        lengths[: len(contexts)] = contexts
         batch = AttentionBatch(
             query_starts=self._starts[: size + 1], context_lengths=self._contexts[:size],
             block_table=self._table[:size], slots=self._slots[:size],
-            max_query=1, max_context=max_context, decodes=size,
+            max_query=1, max_context=int(lengths.max()), decodes=size,
+            host_lengths=HostLengths(np.arange(size + 1, dtype=np.int32), lengths),
         )  # fmt: skip
         for group in self.groups:
             group.begin(batch, size)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.attention.contract import AttentionBatch
+from octavo.attention.contract import AttentionBatch, HostLengths
 from octavo.engine.fixed import FixedSteps
 from octavo.engine.graphs import DecodeGraphs, follow
 from octavo.engine.sampler import Chosen, Sampled, Sampler, TokenLogprobs, prompt_logprobs
@@ -120,6 +120,7 @@ class Runner:
             max_query=int(np.diff(step.query_starts).max()),
             max_context=int(step.context_lengths.max()),
             decodes=step.decodes,
+            host_lengths=HostLengths(step.query_starts, step.context_lengths),
         )  # fmt: skip
 
     def _copy(self, copies: NDArray[np.int64]) -> None:
