@@ -39,6 +39,7 @@ BREACHES = {
     "kernels-know-no-device": ("octavo_triton.backend", "octavo_cuda.backend"),
     "plugins-know-the-hooks-only": ("octavo_grammar.plugin", "octavo.engine.scheduler"),
     "server-speaks-to-the-process": ("octavo.server.app", "octavo.engine.scheduler"),
+    "server-computes-nothing": ("octavo.engine.output", "octavo.engine.sampler"),
     "scheduling-touches-no-tensor": ("octavo.kv.pool", "torch"),
     "layers": ("octavo.models", "octavo.engine.scheduler"),
 }
@@ -195,3 +196,19 @@ def test_importing_octavo_is_light() -> None:
     """``octavo --help`` must not wait for torch."""
     check = "import sys, octavo; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     subprocess.run([sys.executable, "-W", "error", "-c", check], check=True)
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        "import octavo.server.run; assert 'transformers' not in sys.modules and 'fastapi' not in sys.modules",
+        "import octavo.server.http; assert 'transformers' not in sys.modules",
+        "import octavo.models.tokenizer, octavo.engine.detokenizer",
+        "from octavo.plugins import plugins; from octavo import SamplingParams; from octavo.grammar import JsonObject;"
+        "assert plugins().logits_processors(SamplingParams(grammar=JsonObject()), None)",
+    ],
+    ids=["run", "http", "tokenizer", "grammar"],
+)
+def test_the_servers_process_computes_nothing(does: str) -> None:
+    """torch takes seconds to import, and hundreds of megabytes; what is not needed until the engine starts waits."""
+    subprocess.run([sys.executable, "-c", f"import sys; {does}; sys.exit('torch' in sys.modules)"], check=True)

@@ -9,6 +9,7 @@ import pytest
 
 from octavo import hooks
 from octavo.attention.device import BUILT_IN, CPU
+from octavo.attention.installed import backends, devices
 from octavo.hooks import RequestSummary, StepStats, hookimpl
 from octavo.plugins import Plugins
 from tests.distributions import Offers, backend, plugins_of, spec
@@ -26,7 +27,7 @@ def test_backends_are_asked_for_once() -> None:
     plugin = Counting([backend("one")])
     plugins = plugins_of(plugin)
     for _ in range(2):
-        assert [one.kind.qualified_name() for one in plugins.backends] == ["test/one"]
+        assert [one.kind.qualified_name() for one in backends(plugins)] == ["test/one"]
     assert plugin.calls == 1
 
 
@@ -35,7 +36,7 @@ def test_devices_come_with_octavo_and_from_plugins() -> None:
         name = "hpu"
 
     plugins = plugins_of(Offers(devices=[HPU, type("Nameless", (CPU,), {"name": ""}), int]))
-    assert [one.kind for one in plugins.devices] == [*BUILT_IN, HPU]
+    assert [one.kind for one in devices(plugins)] == [*BUILT_IN, HPU]
     assert [fault.where for fault in plugins.faults] == ["octavo_devices"] * 2
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from octavo.attention.device import CPU
+from octavo.attention.installed import backends
 from octavo.attention.select import choose
 from octavo.attention.wish import UnknownBackend
 from octavo.plugins import Plugins
@@ -24,7 +25,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def names(plugins: Plugins) -> list[str]:
-    return [one.kind.qualified_name() for one in plugins.backends]
+    return [one.kind.qualified_name() for one in backends(plugins)]
 
 
 BROKEN = {
@@ -155,7 +156,7 @@ def test_one_name_in_two_distributions_is_nobodys(site: Path) -> None:
 
 def test_plugins_on_the_path_are_found(site: Path) -> None:
     write_distribution(site, "octavo-anywhere", "1.5", BACKEND.replace('"good"', '"anywhere"'))
-    found = {one.kind.qualified_name(): one.origin for one in Plugins().backends}
+    found = {one.kind.qualified_name(): one.origin for one in backends(Plugins())}
     assert str(found["test/anywhere"]) == "octavo-anywhere 1.5"
 
 

@@ -19,11 +19,10 @@ from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import RequestRefused
 from octavo.engine.supervisor import Supervisor
 from octavo.engine.suspects import RequestPoisoned, Suspects
+from octavo.engine.tokenizer import read_tokenizer
 from octavo.engine.wire import fingerprint, prompt_bytes, unpack
 from octavo.generation import Generation
 from octavo.hooks import StepStats
-from octavo.models.demo import model_location
-from octavo.models.load import load_tokenizer
 from octavo.outputs import RequestOutput
 from octavo.request_stream import RequestStream, Running, mark_begun
 from octavo.settings import Settings
@@ -78,22 +77,22 @@ class AsyncEngine:
     async def start(cls, settings: Settings) -> AsyncEngine:
         """Start the process and wait until it serves. Raises EngineFailed with the reason if it cannot."""
         engine = cls(settings)
+        supervisor = engine._supervisor
+        tasks = (
+            asyncio.create_task(supervisor.start()),
+            asyncio.create_task(read_tokenizer(supervisor.loaded, settings)),
+        )
         try:
-            # Two processes look for the model now: the demo model is prepared before.
-            location = await asyncio.to_thread(model_location, settings)
-            starting = asyncio.create_task(engine._supervisor.start())
-            try:
-                engine.tokenizer = await asyncio.to_thread(
-                    load_tokenizer, location, revision=settings.revision, trust_remote_code=settings.trust_remote_code
-                )
-                await starting
-            except BaseException:
-                starting.cancel()
-                await asyncio.gather(starting, return_exceptions=True)
-                await engine.close()
-                raise
-        except (ValueError, OSError) as error:
-            raise EngineFailed(str(error)) from error
+            _, engine.tokenizer = await asyncio.gather(*tasks)
+        except BaseException as error:
+            for task in tasks:
+                if not task.cancelling():  # asked twice it would leave what it is ending behind
+                    task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await engine.close()
+            if isinstance(error, ValueError | OSError):
+                raise EngineFailed(str(error)) from error
+            raise
         await engine.stats()  # so that there are last known numbers
         return engine
 

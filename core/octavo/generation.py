@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.engine.detokenizer import IncrementalDetokenizer
-from octavo.engine.engine import Engine
 from octavo.engine.output import Output
 from octavo.engine.request import FinishReason
-from octavo.engine.sampler import TokenLogprobs
+from octavo.engine.sampled import TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams
 from octavo.hooks import LogitsProcessor
 from octavo.outputs import Completion, RequestOutput, StreamedToken, TokenLogprob
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from octavo.engine.engine import Engine
 
 
 class Canceller(Protocol):

@@ -135,7 +135,8 @@ def octavo_logits_processors(params: Any, tokenizer: Any, end_ids: Set[int]) -> 
 
     A processor that makes the sequence obey `params.grammar` says so with an attribute `grammar` that equals it; a
     request whose grammar no processor enforces is refused. Raise GrammarRefused where it cannot be. The server asks for
-    processors too, to check grammars before they reach the engine, and there without a tokenizer and end tokens.
+    processors too, to check grammars before they reach the engine, and there without a tokenizer and end tokens: its
+    process has not imported torch, and need not for that.
     It may be called in any thread, and is once when an engine's process starts: the first request finds all ready.
     """
     return None

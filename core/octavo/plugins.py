@@ -7,22 +7,29 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import Distribution, EntryPoint, distributions
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pluggy
 
-from octavo import __version__, hooks
-from octavo.attention.check import check_backend, check_device, describe
-from octavo.attention.contract import AttentionBackend, AttentionSpec
-from octavo.attention.device import BUILT_IN, Device
+from octavo import hooks
 from octavo.grammar import Grammar
 from octavo.hooks import HOOKS, PROJECT, GrammarRefused, LogitsProcessor, RequestSummary, StepStats
+
+if TYPE_CHECKING:
+    from octavo.attention.contract import AttentionSpec
+    from octavo.attention.device import Device
 
 logger = logging.getLogger(__name__)
 
 Kind = TypeVar("Kind")
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,7 @@ class Plugins:
         self._manager.add_hookspecs(hooks)
         self._origins: dict[str, Origin] = {}
         self._raised: set[tuple[Origin, str]] = set()
+        self._collected: dict[str, Any] = {}
         self.faults: list[Fault] = []
         """Everything that was found wrong so far; each was logged when it was found."""
         for entry_point in self._installed() if entry_points is None else entry_points:
@@ -90,17 +98,6 @@ class Plugins:
     def origins(self) -> tuple[Origin, ...]:
         """Of the plugins that were loaded, in the order they were."""
         return tuple(self._origins.values())
-
-    @cached_property
-    def backends(self) -> tuple[Registered[AttentionBackend], ...]:
-        """All attention backends that honour the contract, whether or not they can run here."""
-        return self._collect("octavo_attention_backends", check_backend, lambda backend: backend.qualified_name())
-
-    @cached_property
-    def devices(self) -> tuple[Registered[Device], ...]:
-        """All kinds of device, whether or not this machine has one."""
-        own = [Registered(device, Origin(PROJECT, __version__, "")) for device in BUILT_IN]
-        return self._collect("octavo_devices", check_device, lambda device: device.name, own)
 
     def rank_backends(self, spec: AttentionSpec, device: Device, names: Sequence[str]) -> list[str] | None:
         """The first plugin's order of preference, some of `names`; None without an answer."""
@@ -217,12 +214,25 @@ class Plugins:
                 self._callers[hook].remove(observer)
                 self._fault(origin, hook, error)
 
-    def _collect(
+    def collect(
         self,
         hook: str,
         check: Callable[[object], None],
         name_of: Callable[[type[Kind]], str],
         own: Iterable[Registered[Kind]] = (),
+    ) -> tuple[Registered[Kind], ...]:
+        """The classes that plugins register with `hook`, behind `own`, as far as `check` raises nothing; asked once."""
+        if hook not in self._collected:
+            self._collected[hook] = self._checked(hook, check, name_of, own)
+        found: tuple[Registered[Kind], ...] = self._collected[hook]
+        return found
+
+    def _checked(
+        self,
+        hook: str,
+        check: Callable[[object], None],
+        name_of: Callable[[type[Kind]], str],
+        own: Iterable[Registered[Kind]],
     ) -> tuple[Registered[Kind], ...]:
         found = {one.kind: one for one in own}
         for origin, answer in self._ask(hook):

@@ -9,6 +9,7 @@ import torch
 
 from octavo.attention.contract import AttentionSpec
 from octavo.attention.device import CPU
+from octavo.attention.installed import backends
 from octavo.attention.wish import BackendUnavailable
 from octavo.bench import kernels, peers
 from octavo.bench.peers import FA3Backend
@@ -112,5 +113,5 @@ def test_a_cpu_is_told_so(quick: None) -> None:
 
 def test_it_serves_nobody() -> None:
     """Only the benchmark knows it, and takes it only when it is asked for."""
-    assert "peer/fa3" not in {one.kind.qualified_name() for one in plugins().backends}
+    assert "peer/fa3" not in {one.kind.qualified_name() for one in backends(plugins())}
     assert FA3Backend.priority < 0

@@ -12,7 +12,7 @@ from octavo.engine.limits import Limits
 from octavo.engine.output import Output
 from octavo.engine.request import FinishReason
 from octavo.engine.runner import Flight, OutOfMemory, Runner, StepResult
-from octavo.engine.sampler import Sampled, TokenLogprobs
+from octavo.engine.sampled import Sampled, TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.step import Step

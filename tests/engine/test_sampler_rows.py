@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.engine.sampler import Sampler, TokenLogprobs, prompt_logprobs
+from octavo.engine.sampled import TokenLogprobs
+from octavo.engine.sampler import Sampler, prompt_logprobs
 from octavo.engine.sampling_batch import build_batch, uniform
 from octavo.engine.sampling_params import SamplingParams
 from tests.engine.sampling import FILTERS, normal, row

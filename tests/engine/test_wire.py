@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from octavo.engine import messages
 from octavo.engine.output import Output
 from octavo.engine.request import FinishReason
-from octavo.engine.sampler import TokenLogprobs
+from octavo.engine.sampled import TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import RequestRefused
 from octavo.engine.wire import fingerprint, pack, prompt_bytes, prompt_tokens, unpack

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from octavo.models.bridge import UnsupportedModel
-from octavo.models.load import ModelNotFound, load, load_random, load_tokenizer
+from octavo.models.load import ModelNotFound, load, load_random
 from octavo.models.support import refusals
 from tests import checkpoints, gguf_files
 
@@ -194,7 +194,6 @@ def test_random_weights_of_a_folder_and_of_a_file(llama: Path, tmp_path: Path) -
     for place in (tmp_path, tmp_path / "small.json", str(tmp_path)):
         loaded = load_random(place, attention="sdpa")
         assert (loaded.tokenizer, loaded.dtype, loaded.name) == (None, torch.bfloat16, str(place))
-    assert load_tokenizer(tmp_path / "small.json") is None
 
 
 def test_random_weights_need_a_configuration_at_hand(llama: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from octavo.async_engine import AsyncEngine
-from octavo.server.run import Server
+from octavo.server.http import Server
 from octavo.server.service import Service
 from octavo.settings import Settings
 

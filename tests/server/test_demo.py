@@ -15,7 +15,8 @@ import pytest
 
 from octavo import logs
 from octavo.server import demo
-from octavo.server.run import Server, _visited
+from octavo.server.http import Server
+from octavo.server.run import _visited
 from octavo.settings import Settings
 
 

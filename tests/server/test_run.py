@@ -17,9 +17,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from octavo import AsyncEngine
 from octavo.cli import app
 from octavo.server import run as server_run
-from octavo.server.run import Server
+from octavo.server.http import Server
 from octavo.settings import Settings
 from tests import checkpoints
 from tests.checkpoints import EOS
@@ -201,8 +202,27 @@ def test_a_client_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) 
 
 def test_without_its_libraries_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.logs.configure", lambda as_json: None)
-    monkeypatch.delitem(sys.modules, "octavo.server.run", raising=False)
+    monkeypatch.delitem(sys.modules, "octavo.server.http", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = CliRunner().invoke(app, ["serve", "demo"])
     assert result.exit_code == 2
     assert result.stderr.strip() == "octavo: the server needs uvicorn: pip install 'octavo[serve]'"
+
+
+def test_a_library_that_cannot_be_imported_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+
+    async def start(settings: Settings) -> AsyncEngine:
+        try:
+            return await asyncio.Future()
+        finally:
+            ended.append(settings)
+
+    monkeypatch.setattr(AsyncEngine, "start", start)
+    monkeypatch.delitem(sys.modules, "octavo.server.http", raising=False)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.delitem(sys.modules, "octavo.server.app", raising=False)
+    settings = Settings(host="127.0.0.1", port=0)
+    with pytest.raises(ModuleNotFoundError, match="fastapi"):
+        server_run.serve(settings)
+    assert ended == [settings]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from octavo.attention.check import describe
 from octavo.attention.contract import AttentionBackend, AttentionSpec, Capabilities
 from octavo.attention.device import Device
-
-if TYPE_CHECKING:
-    from octavo.plugins import Plugins, Registered
+from octavo.attention.installed import backends
+from octavo.plugins import Plugins, Registered, describe
 
 WITHOUT = "it cannot start a query behind keys that an earlier step wrote"
 """What a backend says that has no `prefix_caching`."""
@@ -62,7 +60,7 @@ def survey(
 
     Without specs only `device` speaks against one. `prefix_caching=True`: a backend that cannot is out.
     """
-    candidates = [_candidate(one, specs, device, block_size, bool(prefix_caching)) for one in plugins.backends]
+    candidates = [_candidate(one, specs, device, block_size, bool(prefix_caching)) for one in backends(plugins)]
     return tuple(sorted(candidates, key=lambda candidate: -candidate.backend.priority))
 
 

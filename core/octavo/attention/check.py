@@ -43,12 +43,6 @@ def check_device(offered: object) -> None:
         raise TypeError(f"{_shown(offered)}.priority is {offered.priority!r}, not an int")
 
 
-def describe(error: BaseException) -> str:
-    """An error in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
 def _shown(offered: object) -> str:
     return f"{offered.__module__}.{offered.__qualname__}" if isinstance(offered, type) else repr(offered)
 

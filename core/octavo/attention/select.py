@@ -6,19 +6,17 @@ import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from octavo.attention.candidates import WITHOUT, Candidate, fitting, sizes, survey
-from octavo.attention.check import describe
 from octavo.attention.contract import AttentionBackend, AttentionSpec, Capabilities
 from octavo.attention.device import Device
+from octavo.attention.installed import devices
 from octavo.attention.phases import disagreement, phased
 from octavo.attention.wish import BackendUnavailable, UnknownBackend, Wish, close_matches, parse
-
-if TYPE_CHECKING:
-    from octavo.plugins import Plugins
+from octavo.plugins import Plugins, describe
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +173,7 @@ class _Question:
 
 def choose_device(name: str, plugins: Plugins) -> Device:
     """The device of this name; "auto": the available one with the highest priority. Raises ValueError with reasons."""
-    kinds = sorted(plugins.devices, key=lambda one: -one.kind.priority)
+    kinds = sorted(devices(plugins), key=lambda one: -one.kind.priority)
     reasons = {one.kind.name: one.conflict or _unavailable(one.kind) for one in kinds}
     wanted = [one.kind for one in kinds if name.casefold() in ("auto", one.kind.name.casefold())]
     for kind in wanted:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from octavo.attention.check import describe
 from octavo.attention.contract import AttentionBackend, AttentionSpec, Phase
 from octavo.attention.device import Device
 from octavo.attention.select import Selection, choose, choose_device
@@ -23,7 +22,7 @@ from octavo.bench.machine import Fact, accelerator, machine
 from octavo.bench.report import Report
 from octavo.bench.tune import tuned
 from octavo.hooks import PROJECT
-from octavo.plugins import Plugins
+from octavo.plugins import Plugins, describe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
 
-from octavo.attention.check import describe
 from octavo.attention.contract import AttentionBackend, Capabilities
 from octavo.attention.device import Device
 from octavo.conformance.configuration import Configuration
 from octavo.conformance.scaled import ScaledStage
 from octavo.conformance.stage import Stage
 from octavo.conformance.truth import EXACT, Deviation, Fault
+from octavo.plugins import describe
 
 Grid = Callable[[Capabilities], Iterator[Configuration]]
 Play = Callable[[Stage], None]

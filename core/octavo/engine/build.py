@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import cast
@@ -50,8 +51,14 @@ class Built:
     memory: MemoryUse
 
 
-def open_engine(settings: Settings, plugins: Plugins, *, progress: bool = False) -> tuple[LoadedModel, Built]:
-    """Load the model that the settings name and build its engine.
+def open_engine(
+    settings: Settings,
+    plugins: Plugins,
+    *,
+    progress: bool = False,
+    on_loaded: Callable[[LoadedModel], None] = lambda _: None,
+) -> tuple[LoadedModel, Built]:
+    """Load the model that the settings name and build its engine; between the two `on_loaded` is called.
 
     Raises SettingsError, ModelNotFound, UnsupportedModel, BackendUnavailable or UnknownBackend, each with its reasons.
     """
@@ -60,6 +67,7 @@ def open_engine(settings: Settings, plugins: Plugins, *, progress: bool = False)
     choose([], device, attention=settings.attention, block_size=settings.block_size, plugins=plugins)
     limit_memory(device, settings)
     loaded = _loaded(settings, device, progress)
+    on_loaded(loaded)
     return loaded, build_engine(loaded, device, settings, plugins)
 
 

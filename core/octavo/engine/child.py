@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
 
 import zmq
 import zmq.asyncio
@@ -38,8 +39,10 @@ class Child:
         self._ended = asyncio.ensure_future(process.wait())
 
     @classmethod
-    async def start(cls, settings: Settings) -> tuple[Child, messages.EngineInfo]:
-        """Start the process and wait until it serves. Raises EngineFailed with its own reason."""
+    async def start(
+        cls, settings: Settings, on_loaded: Callable[[messages.Loaded], None]
+    ) -> tuple[Child, messages.EngineInfo]:
+        """Start the process and wait until it serves; `on_loaded` is told of the model before. Raises EngineFailed."""
         folder = tempfile.mkdtemp(prefix="octavo-")  # nobody else may enter it
         address = f"ipc://{folder}/engine"
         socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
@@ -54,7 +57,7 @@ class Child:
             socket.send(
                 messages.encode(messages.Start(given, dict(settings.sources)))
             )  # it goes out when the process has connected
-            return child, await child._ready()
+            return child, await child._ready(on_loaded)
         except BaseException:
             if child is not None:
                 await child.end(0)
@@ -62,12 +65,14 @@ class Child:
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
-    async def _ready(self) -> messages.EngineInfo:
+    async def _ready(self, on_loaded: Callable[[messages.Loaded], None]) -> messages.EngineInfo:
         while (message := await self.receive()) is not None:
             if isinstance(message, messages.Ready):
                 return message.info
             if isinstance(message, messages.Failed):
                 raise EngineFailed(message.reason)
+            if isinstance(message, messages.Loaded):
+                on_loaded(message)
         raise EngineFailed(f"the engine's process {self.obituary} while it started")
 
     async def receive(self) -> messages.FromEngine | None:

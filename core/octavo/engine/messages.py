@@ -107,6 +107,22 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     process_id: int
 
 
+class Tokenizer(msgspec.Struct, frozen=True):
+    """How the model's tokenizer is read."""
+
+    location: str
+    """A folder, or a name on the hub."""
+    kind: str
+    """The name of a class of transformers."""
+
+
+class Loaded(msgspec.Struct, tag="loaded"):
+    """The model is in memory and its engine is being made; who needs the tokenizer can read it meanwhile."""
+
+    tokenizer: Tokenizer | None
+    """None: the model has none."""
+
+
 class Ready(msgspec.Struct, tag="ready"):
     """The model is loaded, the engine waits for requests."""
 
@@ -270,7 +286,7 @@ class CacheSnapshot(msgspec.Struct, tag="snapshot", kw_only=True):
 BLOCK_STATES = ("scratch", "free", "cached", "pinned", "held")
 """cached: in the tree, unused. pinned: in the tree and used by requests. held: one request's alone."""
 
-FromEngine = Ready | Failed | Accepted | Began | Refused | Invalid | Outputs | EngineStats | CacheSnapshot
+FromEngine = Loaded | Ready | Failed | Accepted | Began | Refused | Invalid | Outputs | EngineStats | CacheSnapshot
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from octavo.engine.request import FinishReason, Request
-from octavo.engine.sampler import Sampled, TokenLogprobs
+from octavo.engine.sampled import Sampled, TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -32,6 +33,7 @@ from octavo.grammar import JsonObject
 from octavo.hooks import GrammarRefused, LogitsProcessor
 from octavo.kv.node import Namespace
 from octavo.models.load import LoadedModel
+from octavo.models.tokenizer import kind_of
 from octavo.plugins import plugins as installed_plugins
 from octavo.settings import Settings
 from octavo.settled import settle
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _params = msgspec.msgpack.Decoder(SamplingParams)
+_TOKENIZER = "tokenizer"
+"""The folder of its files beside the socket, where it has none elsewhere."""
 LINGER_MS = 2000
 """How long the process waits at its end for its last words to be taken."""
 
@@ -185,7 +189,7 @@ def main(address: str) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = connect(context, address)
     try:
-        _serve(socket)
+        _serve(socket, _socket_file(address).parent)
     except Exception as error:
         if isinstance(error, ValueError | OSError):  # what the user can mend says so itself
             reason = str(error)
@@ -199,7 +203,7 @@ def main(address: str) -> int:
     return 0
 
 
-def _serve(socket: zmq.Socket[bytes]) -> None:
+def _serve(socket: zmq.Socket[bytes], folder: Path) -> None:
     message = messages.decode_to_engine(socket.recv())
     if not isinstance(message, messages.Start):
         raise ValueError(f"the first message is {type(message).__name__}, not Start")
@@ -207,7 +211,9 @@ def _serve(socket: zmq.Socket[bytes]) -> None:
     logs.configure(settings.json_output)
     settings.tell_plugins()
     plugins = installed_plugins()
-    loaded, built = open_engine(settings, plugins)
+    loaded, built = open_engine(
+        settings, plugins, on_loaded=lambda loaded: socket.send(messages.encode(_told(loaded, folder)))
+    )
     with contextlib.suppress(GrammarRefused):  # what the first grammar would wait for is got ready now
         built.engine.logits_processors(SamplingParams(grammar=JsonObject()), loaded.tokenizer)
     settle()
@@ -216,6 +222,17 @@ def _serve(socket: zmq.Socket[bytes]) -> None:
     if settings.max_queue_seconds is not None:
         built.engine.on_begin = service.tell_begin
     service.run()
+
+
+def _told(loaded: LoadedModel, folder: Path) -> messages.Loaded:
+    """That it is loaded. A tokenizer that was put together from a GGUF file is read from files in `folder`."""
+    tokenizer, location = loaded.tokenizer, loaded.tokenizer_at
+    if tokenizer is None:
+        return messages.Loaded(None)
+    if location is None:
+        location = str(folder / _TOKENIZER)
+        tokenizer.save_pretrained(location)
+    return messages.Loaded(messages.Tokenizer(location, kind_of(tokenizer)))
 
 
 def describe(settings: Settings, loaded: LoadedModel, built: Built) -> messages.EngineInfo:
@@ -249,14 +266,20 @@ def describe(settings: Settings, loaded: LoadedModel, built: Built) -> messages.
     )
 
 
+def _socket_file(address: str) -> Path:
+    """In a folder of the client's, which goes when the process has ended."""
+    return Path(address.removeprefix("ipc://"))
+
+
 def _end_with_parent(address: str) -> None:
     """End when the parent has, in the middle of a step if need be: it holds the other end of stdin."""
     while os.read(0, 4096):
         pass
     with contextlib.suppress(OSError):  # a parent that was killed has left them
-        socket_file = Path(address.removeprefix("ipc://"))
-        socket_file.unlink()
-        socket_file.parent.rmdir()
+        file = _socket_file(address)
+        shutil.rmtree(file.parent / _TOKENIZER, ignore_errors=True)
+        file.unlink()
+        file.parent.rmdir()
     os._exit(0)
 
 

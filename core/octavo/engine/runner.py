@@ -13,7 +13,8 @@ from torch import Tensor
 from octavo.attention.contract import AttentionBatch, HostLengths
 from octavo.engine.fixed import FixedSteps
 from octavo.engine.graphs import DecodeGraphs, follow
-from octavo.engine.sampler import Chosen, Sampled, Sampler, TokenLogprobs, prompt_logprobs
+from octavo.engine.sampled import Sampled, TokenLogprobs
+from octavo.engine.sampler import Chosen, Sampler, prompt_logprobs
 from octavo.engine.step import Step
 from octavo.engine.transfer import Download, upload
 from octavo.models.bridge import AttentionGroup

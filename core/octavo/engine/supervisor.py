@@ -29,6 +29,8 @@ class Supervisor:
         self.info: messages.EngineInfo
         self.down = "the engine has not started"
         """Why no process is there, while none is."""
+        self.loaded: asyncio.Future[messages.Loaded] = asyncio.get_running_loop().create_future()
+        """What the first process says of the model; later ones say the same."""
         self.restarts = 0
         """In a row: whoever sees that the engine works sets it to 0."""
         self._settings = settings
@@ -41,7 +43,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """Start the first process and wait until it serves. Raises EngineFailed with its reason."""
-        self._child, self.info = await Child.start(self._settings)
+        self._child, self.info = await Child.start(self._settings, self._load)
         self._settled.set()
         self._task = asyncio.create_task(self._supervise(self._child))
 
@@ -73,6 +75,10 @@ class Supervisor:
         self.down = "the engine was shut down"
         if child is not None:
             await child.end(seconds)
+
+    def _load(self, message: messages.Loaded) -> None:
+        if not self.loaded.done():
+            self.loaded.set_result(message)
 
     async def _supervise(self, first: Child) -> None:
         child: Child | None = first
@@ -115,7 +121,7 @@ class Supervisor:
             logger.error("%s, in %.1f s (%d of %d)", self.down, seconds, self.restarts, limit)
             await asyncio.sleep(seconds)
             try:
-                child, self.info = await Child.start(self._settings)
+                child, self.info = await Child.start(self._settings, self._load)
             except EngineFailed as error:
                 self.down = f"the engine could not be started again: {error}"
             else:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from octavo.engine import messages
 from octavo.engine.output import Output
 from octavo.engine.request import FinishReason
-from octavo.engine.sampler import TokenLogprobs
+from octavo.engine.sampled import TokenLogprobs
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import RequestRefused
 from octavo.hooks import StepStats

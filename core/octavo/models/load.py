@@ -55,6 +55,8 @@ class LoadedModel:
     dtype: torch.dtype
     files: tuple[Path, ...] = ()
     """Of safetensors, from which the weights came; none for a GGUF file and for random weights."""
+    tokenizer_at: str | None = None
+    """The folder or the hub name with the tokenizer's files; None for a GGUF file's, put together from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +95,8 @@ def load(
             files = _weight_files(source)
     except (SafetensorError, struct.error) as error:
         raise ValueError(f"{model} cannot be read: {error}; the file is damaged, fetch it again") from error
-    return replace(_describe(loaded, tokenizer, ends, str(model)), files=files)
-
-
-def load_tokenizer(
-    model: str | Path, *, revision: str | None = None, trust_remote_code: bool = False
-) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model alone, as `load` finds it; None if the checkpoint has none. Raises `ModelNotFound`.
-
-    A file with a configuration, of which `load_random` makes a model, has none either.
-    """
-    if Path(model).suffix == ".json":
-        return None
-    source = _find(model, {"revision": revision, "trust_remote_code": trust_remote_code})
-    with quiet(progress=False, hide_stderr=source.gguf_file is not None):
-        return _read_tokenizer(source)[0]
+    place = source.location if source.gguf_file is None else None
+    return replace(_describe(loaded, tokenizer, ends, str(model)), files=files, tokenizer_at=place)
 
 
 def load_random(
@@ -143,7 +132,8 @@ def load_random(
                 built, dtype=wanted, attn_implementation=attention, trust_remote_code=trust_remote_code
             ).eval()
     model.generation_config.eos_token_id = model.config.eos_token_id = None
-    return replace(_describe(model, None, frozenset(), source.location), tokenizer=tokenizer)
+    described = _describe(model, None, frozenset(), source.location)
+    return replace(described, tokenizer=tokenizer, tokenizer_at=source.location)
 
 
 def configuration_at(model: str | Path) -> Path:

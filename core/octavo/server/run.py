@@ -1,28 +1,24 @@
-"""A server from its start to its end: socket, engine, HTTP, signals."""
+"""A server from its start to its end: socket, engine, HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import uvicorn
 import uvloop
 
 from octavo.async_engine import AsyncEngine
-from octavo.server.app import create_app
-from octavo.server.protocol import Protocol
 from octavo.settings import Settings, SettingsError
 from octavo.settled import settle
 
+if TYPE_CHECKING:
+    from octavo.server.http import Server
+
 logger = logging.getLogger(__name__)
 
-_LAST_SECONDS = 5.0
-"""After the grace time, for the last answers to reach their clients."""
 STALLED_SECONDS = 120.0
 """After which a client is gone that takes nothing of what it was sent, or whose machine does not answer."""
 
@@ -61,9 +57,9 @@ def _let_go_of_the_dead(listener: socket.socket) -> None:
 
 
 async def _serve(settings: Settings, listener: socket.socket, visit: Visit | None) -> int:
-    engine = await AsyncEngine.start(settings)
+    engine, make = await _started(settings)
     try:
-        server = Server(engine, settings)
+        server = make(engine, settings)
         address = listener.getsockname()
         logger.info("%s on %s, at %s", engine.info.model, engine.info.backend, _url(*address[:2]))
         settle()
@@ -75,6 +71,27 @@ async def _serve(settings: Settings, listener: socket.socket, visit: Visit | Non
         return 1 if server.force_exit or not await visiting else 0
     finally:
         await engine.close()
+
+
+async def _started(settings: Settings) -> tuple[AsyncEngine, type[Server]]:
+    """The engine's process takes longest, so it begins first; what HTTP needs is imported meanwhile."""
+    logger.info("starting the engine for %s", settings.model_id or "demo")
+    starting = asyncio.create_task(AsyncEngine.start(settings))
+    try:
+        server = await asyncio.to_thread(_server)
+    except BaseException:
+        starting.cancel()
+        for engine in await asyncio.gather(starting, return_exceptions=True):
+            if isinstance(engine, AsyncEngine):
+                await engine.close()
+        raise
+    return await starting, server
+
+
+def _server() -> type[Server]:
+    from octavo.server.http import Server
+
+    return Server
 
 
 def _url(host: str, port: int) -> str:
@@ -93,54 +110,3 @@ async def _visited(server: Server, visit: Visit | None, url: str) -> bool:
     if not (go_on or server.should_exit):
         server.stop()
     return fine
-
-
-class Server(uvicorn.Server):
-    """Ends after the running requests at the first signal, and at once at the second."""
-
-    def __init__(self, engine: AsyncEngine, settings: Settings) -> None:
-        grace = settings.graceful_termination_timeout
-        super().__init__(
-            uvicorn.Config(
-                create_app(engine, settings),
-                http=Protocol,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=75,  # more than the clients' own, who would else write to a closed connection
-                timeout_graceful_shutdown=int(grace + _LAST_SECONDS),
-            )
-        )
-        self._engine, self._grace = engine, grace
-        self._drain: asyncio.Task[None] | None = None
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own would end the process by the signal, and so with another exit status."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.stop)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-    async def drained(self) -> None:
-        """Wait until the engine has ended that `stop` drains: the event loop must not go before its process does."""
-        if self._drain is not None and not self.force_exit:
-            await self._drain
-
-    def stop(self) -> None:
-        """Take no new requests and let the running ones finish; asked again, end at once."""
-        if self.should_exit:
-            logger.warning("asked again: ending at once")
-            self.force_exit = True
-            return
-        logger.info("shutting down: running requests have %g s to finish", self._grace)
-        self.should_exit = True
-        self._drain = asyncio.get_running_loop().create_task(self._engine.drain(self._grace))

@@ -16,6 +16,10 @@ def octavo_logits_processors(params: Any, tokenizer: Any, end_ids: Set[int]) -> 
         return None
     if find_spec("llguidance") is None:
         raise GrammarRefused("grammars need llguidance, which is not installed: pip install 'octavo[grammar]'")
+    if tokenizer is None:
+        from octavo_grammar.check import checked
+
+        return checked(params.grammar)
     from octavo_grammar.processor import processor
 
     return processor(params.grammar, tokenizer, frozenset(end_ids), frozenset(params.stop_token_ids))

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def processor(
-    grammar: Grammar, tokenizer: PreTrainedTokenizerBase | None, end_ids: frozenset[int], stop_ids: frozenset[int]
+    grammar: Grammar, tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int], stop_ids: frozenset[int]
 ) -> GrammarProcessor:
     """For one new sequence. Raises GrammarRefused."""
-    if tokenizer is not None and not end_ids:
+    if not end_ids:
         raise GrammarRefused("this model has no end-of-sequence token, with which a text would end that is complete")
     return GrammarProcessor(grammar, compiled(grammar, tokenizer, end_ids).deep_copy(), end_ids, stop_ids)
 
