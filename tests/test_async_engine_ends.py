@@ -176,6 +176,18 @@ def test_a_start_that_fails_says_what_the_process_said(folder: Path, settings: d
     run(story())
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({}, "there is no model at /nowhere/at/all"), ({"load_format": "dummy"}, "no configuration at /nowhere/at/all")],
+)
+def test_a_model_that_is_not_there_starts_no_process(
+    settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.engine.child._spawn", None)
+    with pytest.raises(EngineFailed, match=message):
+        asyncio.run(AsyncEngine.start(Settings(model_id="/nowhere/at/all", **settings)))
+
+
 def test_a_start_that_is_given_up_leaves_no_process(folder: Path) -> None:
     async def story() -> set[int]:
         starting = asyncio.create_task(start(folder))

@@ -11,7 +11,8 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.attention.device import CPU, Memory
 from octavo.engine import build
-from octavo.models.load import ModelNotFound, load
+from octavo.models.load import load
+from octavo.models.source import ModelNotFound
 from octavo.settings import SettingsError
 from octavo_reference.backend import ReferenceBackend
 from tests import checkpoints

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from octavo.models.bridge import UnsupportedModel
-from octavo.models.load import ModelNotFound, load, load_random
+from octavo.models.load import load, load_random
+from octavo.models.source import ModelNotFound
 from octavo.models.support import refusals
 from tests import checkpoints, gguf_files
 

@@ -13,7 +13,7 @@ from octavo.bench.machine import Fact, machine
 from octavo.bench.profiler import ENGINE, MODEL
 from octavo.bench.report import Report
 from octavo.bench.workload import Range, Source, Uniform, model_folder
-from octavo.models.load import configuration_at
+from octavo.models.source import configuration_at
 
 OCTAVO, UNCOMPILED, PEER = "octavo", "octavo, not compiled", "transformers"
 DTYPES = ("float32", "float16", "bfloat16")

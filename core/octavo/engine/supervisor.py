@@ -11,6 +11,7 @@ import msgspec
 
 from octavo.engine import messages
 from octavo.engine.child import Child, EngineDied, EngineFailed
+from octavo.models.source import require
 from octavo.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,8 @@ class Supervisor:
         """Set while a process serves, and when none will any more."""
 
     async def start(self) -> None:
-        """Start the first process and wait until it serves. Raises EngineFailed with its reason."""
+        """Start the first process and wait until it serves. Raises EngineFailed with its reason, or ModelNotFound."""
+        require(self._settings)  # a wrong name is told at once, not when the process has imported what it needs
         self._child, self.info = await Child.start(self._settings, self._load)
         self._settled.set()
         self._task = asyncio.create_task(self._supervise(self._child))

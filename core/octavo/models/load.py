@@ -1,7 +1,6 @@
 """Loading a model: from a folder, a GGUF file, a hub name, or random weights for a configuration."""
 
 import json
-import re
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,14 +26,10 @@ from transformers.utils.hub import cached_file
 from octavo.models.bridge import ATTENTION_NAME, UnsupportedModel
 from octavo.models.gguf import read_tokenizer
 from octavo.models.quiet import quiet
+from octavo.models.source import ModelNotFound, Source, configuration_at, find
 from octavo.models.support import refusals
 
-_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
-
-
-class ModelNotFound(FileNotFoundError):
-    """No model where it was looked for; the message says where that was, and the ways out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +54,6 @@ class LoadedModel:
     """The folder or the hub name with the tokenizer's files; None for a GGUF file's, put together from it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Where a checkpoint is: what transformers is asked for."""
-
-    location: str
-    """A folder or a hub name."""
-    gguf_file: str | None
-    options: dict[str, Any]
-
-
 def load(
     model: str | Path,
     *,
@@ -85,7 +70,7 @@ def load(
     dense). `attention` names an entry of transformers' attention interface.
     Raises `ModelNotFound`, `UnsupportedModel` before any weight is read, or ValueError for a damaged file.
     """
-    source = _find(model, {"revision": revision, "trust_remote_code": trust_remote_code})
+    source = find(model, {"revision": revision, "trust_remote_code": trust_remote_code})
     try:
         with quiet(progress=progress, hide_stderr=source.gguf_file is not None):
             config = _read_config(source)
@@ -117,9 +102,9 @@ def load_random(
     options, tokenizer, where = {"revision": None, "trust_remote_code": trust_remote_code}, None, torch.device(device)
     with quiet(progress=False):
         if isinstance(config, PreTrainedConfig):
-            built, source = config, _Source(config.name_or_path or config.model_type, None, options)
+            built, source = config, Source(config.name_or_path or config.model_type, None, options)
         else:
-            source = _Source(str(configuration_at(config)), None, options)
+            source = Source(str(configuration_at(config)), None, options)
             built = _read_config(source)
             tokenizer = _read_tokenizer(source)[0] if Path(source.location).is_dir() else None
         _refuse_unsupported(built, source)
@@ -136,46 +121,7 @@ def load_random(
     return replace(described, tokenizer=tokenizer, tokenizer_at=source.location)
 
 
-def configuration_at(model: str | Path) -> Path:
-    """The folder or the file, as what has a configuration for `load_random`. Raises `ModelNotFound`."""
-    path = Path(model).expanduser()
-    if not (path / "config.json" if path.is_dir() else path).is_file() or path.suffix == ".gguf":
-        raise ModelNotFound(
-            f"there is no configuration at {path.absolute()}, and random weights (load_format dummy) need one at hand: "
-            "give a folder with config.json, or a file such as this"
-        )
-    return path
-
-
-def _find(model: str | Path, options: dict[str, Any]) -> _Source:
-    path = Path(model).expanduser()
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelNotFound(f"{path.absolute()} is neither a folder nor a .gguf file; give the checkpoint's folder")
-        return _Source(str(path.parent), path.name, options)
-    if path.is_dir():
-        return _Source(str(path), _gguf_file(path), options)
-    if isinstance(model, Path) or not _HUB_NAME.fullmatch(model) or model.endswith(".gguf"):
-        raise ModelNotFound(
-            f"there is no model at {path.absolute()}; give a folder with config.json and safetensors files, "
-            "a .gguf file, or a hub name such as owner/model"
-        )
-    return _Source(model, None, options)
-
-
-def _gguf_file(folder: Path) -> str | None:
-    """Return the name of the one GGUF file of a folder that is no ordinary checkpoint."""
-    if (folder / "config.json").is_file():
-        return None
-    files = sorted(path.name for path in folder.glob("*.gguf"))
-    if len(files) == 1:
-        return files[0]
-    if files:
-        raise ModelNotFound(f"{folder.absolute()} has {len(files)} GGUF files; name one: {', '.join(files)}")
-    raise ModelNotFound(f"{folder.absolute()} has neither a config.json nor a .gguf file, so it holds no model")
-
-
-def _read_config(source: _Source) -> PreTrainedConfig:
+def _read_config(source: Source) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(source.location, gguf_file=source.gguf_file, **source.options)
         return cast(PreTrainedConfig, config)
@@ -200,7 +146,7 @@ def _read_config(source: _Source) -> PreTrainedConfig:
         ) from error
 
 
-def _refuse_unsupported(config: PreTrainedConfig, source: _Source) -> None:
+def _refuse_unsupported(config: PreTrainedConfig, source: Source) -> None:
     model_class: type[PreTrainedModel] | None = None
     mapping: Any = AutoModelForCausalLM._model_mapping
     remote = getattr(config, "auto_map", {}).get("AutoModelForCausalLM")
@@ -212,7 +158,7 @@ def _refuse_unsupported(config: PreTrainedConfig, source: _Source) -> None:
         raise UnsupportedModel(f"{source.location} ({config.model_type}) cannot be served: {'; '.join(reasons)}")
 
 
-def _read_tokenizer(source: _Source) -> tuple[PreTrainedTokenizerBase | None, frozenset[int]]:
+def _read_tokenizer(source: Source) -> tuple[PreTrainedTokenizerBase | None, frozenset[int]]:
     """Return the tokenizer if there is one, and ids that end generation besides its own."""
     folder = Path(source.location)
     if source.gguf_file is not None:
@@ -222,7 +168,7 @@ def _read_tokenizer(source: _Source) -> tuple[PreTrainedTokenizerBase | None, fr
     return AutoTokenizer.from_pretrained(source.location, **source.options), frozenset()
 
 
-def _read_weights(source: _Source, config: PreTrainedConfig, device: torch.device, **options: Any) -> PreTrainedModel:
+def _read_weights(source: Source, config: PreTrainedConfig, device: torch.device, **options: Any) -> PreTrainedModel:
     if source.gguf_file is not None:  # without `dequantize`, a machine with the `kernels` package keeps packed weights
         options |= {"gguf_file": source.gguf_file, "quantization_config": GgufConfig(dequantize=True)}
     if device.type != "cpu":
@@ -240,7 +186,7 @@ def _read_weights(source: _Source, config: PreTrainedConfig, device: torch.devic
     return model
 
 
-def _weight_files(source: _Source) -> tuple[Path, ...]:
+def _weight_files(source: Source) -> tuple[Path, ...]:
     """The files of safetensors beside the config.json that was read, a name's in the hub's cache."""
     if source.gguf_file is not None:
         return ()
