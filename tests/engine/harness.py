@@ -1,6 +1,7 @@
 """Greedy answers from an engine in many ways of running it, and transformers' own to compare them with."""
 
 import itertools
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from octavo import LLM, SamplingParams
 from octavo.engine.engine import Engine
 from octavo.models.quiet import quiet
 
+DEVICE = os.environ.get("OCTAVO_TEST_DEVICE", "cpu")
+"""On which engines run: on a GPU their tokens are to be the same."""
 ROOMY = 8192
 """Tokens that a roomy cache holds."""
 CLOSE = 1e-4
@@ -147,7 +150,7 @@ def build(folder: Path, mode: Mode) -> LLM:
         max_batch_total_tokens=mode.cache_tokens,
         max_batch_prefill_tokens=mode.chunk,
         dtype="float32",
-        device="cpu",
+        device=DEVICE,
         progress=False,
     )
     soil(llm.engine)
@@ -157,10 +160,10 @@ def build(folder: Path, mode: Mode) -> LLM:
 def soil(engine: Engine) -> None:
     """Fill every slot of every layer with NaN, block 0's too: what is read without having been written shows."""
     kv = engine.scheduler.kv
-    slots = torch.arange(kv.pool.num_blocks * kv.block_size)
     for group in engine.runner.groups:
-        spec = group.backend.spec
-        nan = torch.full((len(slots), spec.kv_heads, spec.head_size), torch.nan, dtype=spec.dtype)
+        spec, where = group.backend.spec, group.backend.device.torch_device
+        slots = torch.arange(kv.pool.num_blocks * kv.block_size, device=where)
+        nan = torch.full((len(slots), spec.kv_heads, spec.head_size), torch.nan, dtype=spec.dtype, device=where)
         for layer in range(spec.layers):
             group.backend.layout.write(group.cache, layer, nan, nan, slots)
 

@@ -24,7 +24,7 @@ from octavo_reference.backend import ReferenceBackend
 from tests import checkpoints
 from tests.conformance.vectorised import Vectorised
 from tests.distributions import Offers, plugins_of
-from tests.engine.harness import generate, load_reference, soil
+from tests.engine.harness import DEVICE, generate, load_reference, soil
 from tests.engine.sampling import FILTERS
 from tests.engine.test_graphs import Replaying
 
@@ -46,7 +46,7 @@ WANTED = [
 
 
 def engine(folder: Path, tokens: int = 4096, **settings: Any) -> LLM:
-    chosen: dict[str, Any] = {"block_size": 8, "max_batch_prefill_tokens": TOKENS, "compile": False, "device": "cpu"}
+    chosen: dict[str, Any] = {"block_size": 8, "max_batch_prefill_tokens": TOKENS, "compile": False, "device": DEVICE}
     chosen |= {"deterministic": True, "max_total_tokens": 128}
     llm = LLM(folder, max_batch_total_tokens=tokens, progress=False, **chosen | settings)
     soil(llm.engine)

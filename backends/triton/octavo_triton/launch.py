@@ -154,7 +154,7 @@ class Attention:
         """As `decode`, with a shape from `registers`."""
         from octavo_triton.registers import decode
 
-        decode(self._arguments(out, query, cache, layer), plan, work, _joined(self.spec))
+        decode(self._arguments(out, query, cache, layer), plan, work)
 
     def prefill(
         self, out: Tensor, query: Tensor, cache: KVCache, plan: Plan, tiles: Tensor, shape: PrefillTile, layer: int

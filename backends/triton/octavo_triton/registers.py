@@ -22,6 +22,8 @@ _TOKENS = TOKENS.value
 FEW = DecodeTile(keys=4 * _TOKENS, warps=4, stages=1, per_processor=2)
 """For rows that do not fill the device: fewer parts are joined sooner."""
 MANY = DecodeTile(keys=2 * _TOKENS, warps=2, stages=1, per_processor=4)
+_MOST_JOINED, _HELD = 32, 128
+"""Parts, and elements of a thread of all of them, that are joined at a time."""
 
 Strides = tuple[int, ...]
 
@@ -35,12 +37,18 @@ def can_run(spec: AttentionSpec, layout: AxesLayout, keys: Strides, values: Stri
     return _in_runs(values) or (is_upright(values, layout.block_size) and layout.block_size % _TOKENS == 0)
 
 
+def joined(tile: DecodeTile, group: int, size: int) -> int:
+    """Parts of a context that are joined at a time: as many as registers hold."""
+    elements = (1 << (group - 1).bit_length()) * size // (32 * tile.warps)
+    return max(1, min(_MOST_JOINED, _HELD // max(1, elements)))
+
+
 def _in_runs(strides: Strides) -> bool:
     """Do dims lie side by side, eight at least?"""
     return strides[9] == 1 and strides[8] % 8 == 0
 
 
-def decode(arguments: dict[str, Any], plan: Plan, work: Decodes, joined: int) -> None:
+def decode(arguments: dict[str, Any], plan: Plan, work: Decodes) -> None:
     """`arguments`: what all attending kernels are given."""
     room = work.items.shape[1]
     given = {name: value for name, value in arguments.items() if name != "DIMS"}
@@ -48,6 +56,6 @@ def decode(arguments: dict[str, Any], plan: Plan, work: Decodes, joined: int) ->
     registers.decode[(given["KV_HEADS"] * room,)](
         **given, table=plan.table, contexts=plan.contexts, items=work.items, partial=work.scratch.partial,
         arrived=work.scratch.arrived, width=plan.table.shape[1], room=room, HEADS=_HEADS,
-        UPRIGHT=bool(is_upright(given["VALUE"], given["BLOCK_SIZE"])), JOINED=joined, WARPS=work.tile.warps,
+        UPRIGHT=bool(is_upright(given["VALUE"], given["BLOCK_SIZE"])), JOINED=joined(work.tile, given["GROUP"], given["SIZE"]), WARPS=work.tile.warps,
         num_warps=work.tile.warps,
     )  # fmt: skip

@@ -71,7 +71,7 @@ def loaded_keys(warps, size, upright):
 def loaded_values(warps, size, upright):
     """[warps, tokens, size] as they are loaded; upright [warps, size, tokens]: a dim's slots lie side by side."""
     if upright:
-        lanes = [[0, 0, 8], [0, 8, 0], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
+        lanes = [[0, 8, 0], [0, 0, 8], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
         registers = [[0, 0, 1], [0, 0, 2], [0, 0, 4]] + [[0, bit, 0] for bit in (16, 32, 64, 128) if bit < size]
         return _linear(warps, [size, 16], registers, lanes)
     lanes = [[0, 2, 0], [0, 4, 0], [0, 0, 8], [0, 0, 16], [0, 0, 32]]
