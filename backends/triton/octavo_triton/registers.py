@@ -29,8 +29,8 @@ Strides = tuple[int, ...]
 
 
 def can_run(spec: AttentionSpec, layout: AxesLayout, keys: Strides, values: Strides) -> bool:
-    """With a cache of two bytes an element, as all else has, of which a lane can load eight at once."""
-    plain = spec.dtype == spec.kv_dtype and spec.dtype.itemsize == 2
+    """With dtypes of two bytes, a cache of the same or of one byte, of which a lane can load eight elements at once."""
+    plain = spec.dtype.itemsize == 2 and (spec.kv_dtype == spec.dtype or spec.kv_dtype.itemsize == 1)
     fits = spec.head_size in _HEAD_SIZES and spec.group <= _HEADS
     if not plain or not fits or not _in_runs(keys):
         return False
