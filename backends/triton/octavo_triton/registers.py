@@ -22,6 +22,8 @@ _TOKENS = TOKENS.value
 FEW = DecodeTile(keys=4 * _TOKENS, warps=4, stages=1, per_processor=2)
 """For rows that do not fill the device: fewer parts are joined sooner."""
 MANY = DecodeTile(keys=2 * _TOKENS, warps=2, stages=1, per_processor=4)
+_UPRIGHT_REGISTERS = 200
+"""Of a thread, with many rows: so five programs run on a processor, where the assembler would have four."""
 _MOST_JOINED, _HELD = 32, 128
 """Parts, and elements of a thread of all of them, that are joined at a time."""
 
@@ -52,10 +54,13 @@ def decode(arguments: dict[str, Any], plan: Plan, work: Decodes) -> None:
     """`arguments`: what all attending kernels are given."""
     room = work.items.shape[1]
     given = {name: value for name, value in arguments.items() if name != "DIMS"}
+    upright = bool(is_upright(given["VALUE"], given["BLOCK_SIZE"]))
+    if upright and work.tile == MANY:
+        given["maxnreg"] = _UPRIGHT_REGISTERS
     given["sinks"] = given["out"] if given["sinks"] is None else given["sinks"]  # Gluon has no argument that is None
     registers.decode[(given["KV_HEADS"] * room,)](
         **given, table=plan.table, contexts=plan.contexts, items=work.items, partial=work.scratch.partial,
         arrived=work.scratch.arrived, width=plan.table.shape[1], room=room, HEADS=_HEADS,
-        UPRIGHT=bool(is_upright(given["VALUE"], given["BLOCK_SIZE"])), JOINED=joined(work.tile, given["GROUP"], given["SIZE"]), WARPS=work.tile.warps,
+        UPRIGHT=upright, JOINED=joined(work.tile, given["GROUP"], given["SIZE"]), WARPS=work.tile.warps,
         num_warps=work.tile.warps,
     )  # fmt: skip

@@ -173,7 +173,7 @@ def _widened(element, DTYPE: gl.constexpr):
     """In the queries' dtype. From float8 to bfloat16 by way of others: each step has an instruction that is fast."""
     if element.dtype == DTYPE:
         return element
-    elif DTYPE == gl.bfloat16:
+    elif gl.bfloat16 == DTYPE:
         return element.to(gl.float16).to(gl.float32).to(DTYPE)
     else:
         return element.to(DTYPE)
