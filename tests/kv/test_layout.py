@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from octavo.attention.contract import AttentionSpec
-from octavo.kv.layout import HEAD_MAJOR, PACKED, TOKEN_MAJOR, VECTOR_BYTES, Axes, AxesLayout, KVCache, translate
+from octavo.kv.layout import HEAD_MAJOR, PACKED, TOKEN_MAJOR, VECTOR_BYTES, Axes, AxesLayout, KVCache
 
 CPU = torch.device("cpu")
 NAMES = ("block", "slot", "head", "dim")
@@ -167,26 +167,6 @@ def test_copy_blocks(axes: tuple[str, str], kv_dtype: torch.dtype, pairs: list[t
     sources, targets = (torch.tensor([pair[i] for pair in pairs], dtype=torch.int64) for i in (0, 1))
     layout.copy_blocks(cache, sources, targets)
     assert same(raw(cache), expected)
-
-
-@pytest.mark.parametrize("source", STOCK)
-@pytest.mark.parametrize("target", STOCK)
-def test_translate(source: str, target: str) -> None:
-    """Every pair of stock layouts: the chosen slots arrive, the target's other slots keep every bit."""
-    spec, block_size, slots = make_spec(8, 8), 8, [11, 9, 39, 24]
-    held_layout, wanted_layout = STOCK[source](spec, block_size), STOCK[target](spec, block_size)
-    held, wanted = held_layout.allocate(BLOCKS, CPU), wanted_layout.allocate(BLOCKS, CPU)
-    fill(held, seed=4)
-    fill(wanted, seed=5)
-    expected, axes = raw(wanted), STOCK[target]
-    for layer in range(LAYERS):
-        key, value = random_tokens(len(slots), (block_size, 8, 8), seed=layer)
-        held_layout.write(held, layer, key, value, torch.tensor(slots))
-        for i, slot in enumerate(slots):
-            poke(expected[layer], axes.key, slot, block_size, bits(key[i]))
-            poke(expected[LAYERS + layer], axes.value or axes.key, slot, block_size, bits(value[i]))
-    translate(held_layout, held, wanted_layout, wanted, LAYERS, torch.tensor(slots))
-    assert same(raw(wanted), expected)
 
 
 @settings(deadline=None)

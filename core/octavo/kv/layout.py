@@ -268,7 +268,19 @@ class AxesLayout(KVCacheLayout):
                 blocks[targets] = blocks[sources]  # index_copy_ knows no float8 on a CPU
 
 
-def translate(source: KVCacheLayout, held: Any, target: KVCacheLayout, wanted: Any, layers: int, slots: Tensor) -> None:
-    """Carry slots [n] int64 from a cache in one layout to the same slots of a cache in another."""
+def translate(
+    source: KVCacheLayout,
+    held: Any,
+    target: KVCacheLayout,
+    wanted: Any,
+    layers: int,
+    slots: Tensor,
+    targets: Tensor | None = None,
+) -> None:
+    """Carry what slots [n] int64 hold from a cache in one layout to `targets` [n] of a cache in another.
+
+    Any two layouts of as many heads of one size: blocks may be of other sizes, and elements are rounded where the
+    target's dtype is smaller. Without `targets` to the same slots. A target of -1 takes nothing; no other slot changes.
+    """
     for layer in range(layers):
-        target.write(wanted, layer, *source.read(held, layer, slots), slots)
+        target.write(wanted, layer, *source.read(held, layer, slots), slots if targets is None else targets)
