@@ -224,16 +224,22 @@ def _encoded(llm: LLM, text: str, chat: bool | None) -> list[int]:
 def conformance(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A backend, as ATTENTION names it.")],
     device: DeviceName = None,
-    only: Annotated[str | None, typer.Option(help="A case, or one trial as the table names it.")] = None,
+    case: Annotated[
+        str | None, typer.Option("--case", "--only", help="A case, or one trial as the table names it.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed, the same numbers.")] = 0,
+    bench: Annotated[
+        bool, typer.Option("--bench", help="Measure it too: beside the reference and the memory's bandwidth.")
+    ] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the report to this file too.")] = None,
+    junit_path: Annotated[Path | None, typer.Option("--junit", help="And as JUnit XML to this one.")] = None,
 ) -> None:
     """Does a backend compute attention? Exits with 0 if all is well, 1 if not, 2 if it cannot run here."""
     with bad_input_is_told():
         from octavo.conformance import run
 
         where = from_flags(device=device).device
-        status = run(name, device=where, only=only, seed=seed, json_path=json_path)
+        status = run(name, device=where, only=case, seed=seed, bench=bench, json_path=json_path, junit_path=junit_path)
     raise typer.Exit(status)
 
 

@@ -114,14 +114,21 @@ class MinimalBackend(AttentionBackend):
         new, context = query.shape[0], keys.shape[0]
         grouped = query.reshape(new, self.spec.kv_heads, self.spec.group, self.spec.head_size)
         scores = torch.einsum("qkgd,ckd->kgqc", grouped, keys) * self.spec.scale
-        if self.spec.softcap:
-            scores = (scores / self.spec.softcap).tanh() * self.spec.softcap
+        if self.spec.softcap is not None:
+            scores = self.cap(scores, self.spec.softcap)
         scores = self.mask(scores, self.visible(new, context))
         if sinks is not None:
             column = sinks.view(self.spec.kv_heads, self.spec.group, 1, 1).expand(-1, -1, new, 1)
             scores = torch.cat([scores, column], dim=-1)
-        weights = self.softmax(scores)[..., :context]
-        return torch.einsum("kgqc,ckd->qkgd", weights, values).flatten(1, 2)
+        return self.weigh(self.softmax(scores), values).flatten(1, 2)
+
+    def cap(self, scores: Tensor, softcap: float) -> Tensor:
+        """Scores that come from the scale."""
+        return (scores / softcap).tanh() * softcap
+
+    def weigh(self, weights: Tensor, values: Tensor) -> Tensor:
+        """weights [kv_heads, group, new, context, and one of a sink] -> [new, kv_heads, group, head_size]."""
+        return torch.einsum("kgqc,ckd->qkgd", weights[..., : len(values)], values)
 
     def visible(self, new: int, context: int) -> Tensor:
         """[new, context]: does a query see a key?"""

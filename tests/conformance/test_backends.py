@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.contract import AttentionSpec, Capabilities
+from octavo.attention.phases import phased
 from octavo.conformance import Suite
 from octavo.kv.layout import PACKED, TOKEN_MAJOR, KVCacheLayout, LayoutType
 from octavo_cpu.backend import FlashDecodingBackend
@@ -88,6 +89,12 @@ class TestFlashDecoding(Suite):
     backend = FewHeadSizes
 
 
+class TestTwoPhases(Suite):
+    """One prefills, the other decodes, in captured steps too."""
+
+    backend = phased(TokenMajorReference, MinimalBackend)
+
+
 class TestReference(Suite):
     backend = ReferenceBackend
 
@@ -98,10 +105,6 @@ class TestTokenMajorReference(Suite):
 
 class TestPackedReference(Suite):
     backend = PackedReference
-
-
-class TestMinimal(Suite):
-    backend = MinimalBackend
 
 
 class TestFlat(Suite):

@@ -33,6 +33,7 @@ class TestGood(Suite):
 
 class TestBad(Suite):
     backend = FAULTS["soft cap dropped"][0]
+    left_out = ("pairs",)
 
 class TestElsewhere(Suite):
     backend = Elsewhere
@@ -59,8 +60,14 @@ def test_a_broken_one_fails_where_it_is_broken(third_party: pytest.Pytester) -> 
     result = run(third_party, "-k", "TestBad and features")
     assert result.parseoutcomes()["failed"] == 3  # capped, all together in fp32, and in bf16
     result.stdout.fnmatch_lines(
-        ["Every declared feature* layer 0, row 0 (1 new of 17 tokens): error * (limit 1e-05), cosine *"]
+        ["Every declared feature* layer 0, row 0 (1 new of 17 tokens): error * (limit 1e-05), correlation *"]
     )
+
+
+def test_cases_can_be_left_out(third_party: pytest.Pytester) -> None:
+    items, _ = third_party.inline_genitems()
+    of_pairs = {item.nodeid.split("::")[1] for item in items if "[pairs[" in item.nodeid}
+    assert of_pairs == {"TestGood", "TestElsewhere"}
 
 
 def test_a_backend_that_cannot_run_here_is_skipped_with_its_reason(third_party: pytest.Pytester) -> None:

@@ -80,7 +80,7 @@ def test_deviation_is_of_the_worst_token_and_head() -> None:
     answer[2] *= 1.01
     answer[3, 5] *= -1
     found = deviation(answer, truth)
-    assert found.cosine == pytest.approx(-1)
+    assert found.correlation == pytest.approx(-1)
     assert found.error == pytest.approx(float(2 * truth[3, 5].norm() / truth[3].norm()))
     assert deviation(answer[:3], truth[:3]).error == pytest.approx(0.01)
     assert deviation(answer[:2], truth[:2]).error == 0
@@ -96,7 +96,7 @@ def test_deviation_is_of_the_worst_token_and_head() -> None:
         (Deviation(torch.inf, -1.0), False),
     ],
 )
-def test_both_error_and_cosine_are_judged(found: Deviation, passes: bool) -> None:
+def test_both_error_and_correlation_are_judged(found: Deviation, passes: bool) -> None:
     if passes:
         judge(found, Deviation(2e-3, 1 - 1e-4), "row 7")
     else:

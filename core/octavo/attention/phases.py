@@ -109,6 +109,11 @@ def phased(prefill: type[AttentionBackend], decode: type[AttentionBackend]) -> t
     return Phased
 
 
+def parts(backend: type[AttentionBackend]) -> tuple[type[AttentionBackend], ...]:
+    """The backends that plugins registered: those of two phases, or this one."""
+    return (backend.prefill_type, backend.decode_type) if issubclass(backend, PhasedBackend) else (backend,)
+
+
 def disagreement(
     prefill: type[AttentionBackend], decode: type[AttentionBackend], spec: AttentionSpec, block_size: int
 ) -> str | None:

@@ -49,9 +49,12 @@ class Options:
     """Measure the shapes that the backends offer, rather than the one that they take."""
 
 
-def run(options: Options, progress: Callable[[str], None]) -> Report:
-    """Measure each backend on each batch. Raises BackendUnavailable or UnknownBackend with the reasons."""
-    installed = Plugins([*entry_points(group=PROJECT), peers.ENTRY_POINT])
+def run(options: Options, progress: Callable[[str], None], installed: Plugins | None = None) -> Report:
+    """Measure each backend on each batch. Raises BackendUnavailable or UnknownBackend with the reasons.
+
+    `installed`: those to choose from; None: what is installed, and peers.
+    """
+    installed = installed or Plugins([*entry_points(group=PROJECT), peers.ENTRY_POINT])
     device = choose_device(options.device or "auto", installed)
     specs = _specs(options, device)
     batches = chosen(SMALL if device.torch_device.type == "cpu" else GRID, options.batches, options.only)

@@ -27,6 +27,8 @@ class DirtyCache:
         self.device = device.torch_device
         pool_size = 32 + 600 // self.block_size
         below = self._unused_blocks(device) if configuration.high else 1
+        self.elements = (below + pool_size) * self.block_size * self.spec.kv_heads * self.spec.head_size
+        """Of one layer's keys: where the last of them stands, in most layouts."""
         self.cache = layout.allocate(below + pool_size, self.device)
         self.pool: list[int] = (below + torch.randperm(pool_size, generator=generator)).tolist()
         """Blocks that rows may own, shuffled."""
@@ -38,8 +40,8 @@ class DirtyCache:
 
     def _unused_blocks(self, device: Device) -> int:
         """How many blocks stand below the pool's: up to offsets of 2^31 elements, as far as memory allows."""
-        past_int32 = 2**31 // (self.block_size * self.spec.kv_heads * self.spec.head_size)
-        return max(1, min(past_int32, device.memory().free // 4 // self.layout.block_bytes))
+        past_int32 = 2**31 // (self.block_size * self.spec.kv_heads * self.spec.head_size) + 1
+        return max(1, min(past_int32, device.memory().free // 2 // self.layout.block_bytes))
 
     def _soil(self, configuration: Configuration) -> None:
         shape = (len(self.slots), self.spec.kv_heads, self.spec.head_size)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from octavo.attention.check import check_backend
 from octavo.attention.contract import Capabilities
-from octavo.conformance import configuration as grids
+from octavo.attention.phases import parts
+from octavo.conformance import grids
 from octavo.conformance.dirty import bits
 from octavo.conformance.registry import case
 from octavo.conformance.stage import Row, Stage, Step
@@ -34,9 +35,10 @@ UNDECLARED: tuple[tuple[str, Any], ...] = (
 @case(grids.once)
 def declaration(stage: Stage) -> None:
     """The class states what the contract asks for, and what it declares makes sense."""
-    backend, declared = type(stage.backend), stage.capabilities
+    declared = stage.capabilities
     try:
-        check_backend(backend)
+        for backend in parts(type(stage.backend)):
+            check_backend(backend)
     except (TypeError, ValueError) as error:
         raise Fault(str(error)) from error
     for fault in _senseless(declared):

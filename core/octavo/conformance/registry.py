@@ -63,6 +63,8 @@ class Outcome:
     deviation: Deviation
     limit: Deviation
     seconds: float
+    remark: str = ""
+    """What a reader should know although it passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Trial:
     seed: int = 0
 
     def __str__(self) -> str:
-        """E.g. `decode[fp32-4/2x64-b16-nan]`: what `--only` takes."""
+        """E.g. `decode[fp32-4/2x64-b16-nan]`: what `--case` takes."""
         return f"{self.case.name}[{self.configuration}]"
 
     def stage(self) -> Stage:
@@ -97,8 +99,10 @@ class Trial:
             result, reason = "failed", str(fault)
         except Exception as error:
             result, reason = "error", describe(error)
-        deviation, limit = (EXACT, EXACT) if stage is None else (stage.deviation, stage.limit)
-        return Outcome(result, reason, deviation, limit, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        if stage is None:
+            return Outcome(result, reason, EXACT, EXACT, seconds)
+        return Outcome(result, reason, stage.deviation, stage.limit, seconds, stage.remark)
 
 
 def trials(backend: type[AttentionBackend], device: Device, only: str | None = None, seed: int = 0) -> list[Trial]:

@@ -18,6 +18,9 @@ from octavo.attention.contract import AttentionBackend
 from octavo.conformance.registry import CASES, Case, Outcome, Trial
 from octavo.conformance.truth import EXACT
 
+_TOLD = 3
+"""Failures of one case that are told in full: the table and the files have them all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -39,19 +42,30 @@ class Report:
 
     def repeat(self, trial: Trial) -> str:
         """The command that runs this trial alone, with the same numbers."""
-        options = ["--device", self.device, "--only", str(trial), "--seed", str(self.seed)]
+        return self._command(str(trial))
+
+    def _command(self, case: str) -> str:
+        options = ["--device", self.device, "--case", case, "--seed", str(self.seed)]
         return shlex.join(["octavo", "conformance", self.name, *options])
 
     def print(self, console: Console) -> None:
-        """The table; below it, for each case that failed, why and how to repeat it; a summary as the last line."""
+        """The table; below it why trials failed and the command that repeats each; a summary as the last line.
+
+        Of a case that fails in many configurations the first few are told, and how to repeat all of them.
+        """
         console.print(self._table())
+        for trial, outcome in self.outcomes:
+            if outcome.remark:
+                console.print(f"{escape(str(trial))}: {escape(outcome.remark)}", highlight=False, soft_wrap=True)
         for case in dict.fromkeys(trial.case.name for trial, _ in self.failures):
-            (trial, outcome), *others = [one for one in self.failures if one[0].case.name == case]
-            more = f" (and {len(others)} more of this case)" if others else ""
-            console.print(
-                f"[bold red]{escape(str(trial))}[/]: {escape(outcome.reason)}{more}", highlight=False, soft_wrap=True
-            )
-            console.print(f"  {escape(self.repeat(trial))}", highlight=False, soft_wrap=True)
+            failed = [one for one in self.failures if one[0].case.name == case]
+            for trial, outcome in failed[:_TOLD]:
+                title = f"[bold red]{escape(str(trial))}[/], seed {trial.seed}"
+                console.print(f"{title}: {escape(outcome.reason)}", highlight=False, soft_wrap=True)
+                console.print(f"  {escape(self.repeat(trial))}", highlight=False, soft_wrap=True)
+            if len(failed) > _TOLD:
+                more = f"and {len(failed) - _TOLD} more of this case"
+                console.print(f"  {more}: {escape(self._command(case))}", highlight=False, soft_wrap=True)
         console.print(self._summary())
 
     def _table(self) -> Table:
@@ -109,12 +123,14 @@ class Report:
             "case": trial.case.name,
             "meaning": trial.case.meaning,
             "configuration": str(trial.configuration),
+            "seed": trial.seed,
             "result": outcome.result,
             "reason": outcome.reason,
+            "remark": outcome.remark,
             "relative_error": outcome.deviation.error if finite else None,
             "relative_error_limit": outcome.limit.error,
-            "cosine": outcome.deviation.cosine if finite else None,
-            "cosine_limit": outcome.limit.cosine,
+            "correlation": outcome.deviation.correlation if finite else None,
+            "correlation_limit": outcome.limit.correlation,
             "seconds": round(outcome.seconds, 4),
             "repeat": self.repeat(trial),
         }

@@ -14,6 +14,8 @@ from rich.progress import track
 from octavo.attention.contract import AttentionBackend
 from octavo.attention.device import Device
 from octavo.attention.select import choose, choose_device
+from octavo.bench.machine import Fact
+from octavo.conformance.junit import junit
 from octavo.conformance.registry import trials
 from octavo.conformance.report import Report
 from octavo.plugins import Plugins, plugins
@@ -23,17 +25,19 @@ def run(
     name: str,
     *,
     device: str | None = None,
-    json_path: Path | None = None,
     only: str | None = None,
     seed: int = 0,
+    bench: bool = False,
+    json_path: Path | None = None,
+    junit_path: Path | None = None,
     installed: Plugins | None = None,
     console: Console | None = None,
 ) -> int:
     """Run the suite on the backend that `ATTENTION=name` means, and print a table.
 
-    `device` is a name as in `DEVICE`, None the best that is available; `json_path` receives the report as well; `only`
-    is a case's name, or one trial as a report names it. Returns the exit status: 0 all passed, 1 something failed,
-    2 nothing could be run.
+    `device` is a name as in `DEVICE`, None the best that is available; `only` is a case's name, or one trial as a
+    report names it; `bench` measures a backend that is right; `json_path` and `junit_path` receive the report as well.
+    Returns the exit status: 0 all passed, 1 something failed, 2 nothing could be run.
     """
     console = console or Console()
     installed = installed or plugins()
@@ -45,9 +49,25 @@ def run(
         console.print(str(error), style="red", markup=False, highlight=False)
         return 2
     report.print(console)
+    fast = _speed(backend, where, installed, console) if bench and not report.failures else []
     if json_path is not None:
-        json_path.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
-    return 1 if report.failures else 0
+        written = report.to_dict() | ({"speed": fast} if bench else {})
+        json_path.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+    if junit_path is not None:
+        junit_path.write_bytes(junit(report))
+    return 1 if report.failures or any("fault" in row for row in fast) else 0
+
+
+def _speed(
+    backend: type[AttentionBackend], device: Device, installed: Plugins, console: Console
+) -> list[dict[str, Fact]]:
+    """A benchmark is not imported before it is wanted: most runs want none."""
+    from octavo.conformance.speed import speed, table
+
+    with console.status("measuring") as status:
+        rows = speed(backend, device, installed, status.update)
+    console.print(table(rows))
+    return rows
 
 
 def play(

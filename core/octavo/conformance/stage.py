@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from octavo.attention.contract import AttentionBackend, AttentionBatch
 from octavo.attention.device import Device
 from octavo.conformance.configuration import Configuration
+from octavo.conformance.diagnosis import Asked, explain
 from octavo.conformance.dirty import DirtyCache
 from octavo.conformance.truth import EXACT, Fault, attention, deviation, judge, limit
 
@@ -53,6 +55,10 @@ class Step:
     new: tuple[int, ...]
     """Query tokens of each row, padding rows not among them."""
     contexts: tuple[int, ...]
+    rows: tuple[Row, ...]
+    """They may have grown since."""
+    asked: Tensor
+    """The query before any scales, float64 on the CPU."""
 
 
 class Stage:
@@ -75,6 +81,8 @@ class Stage:
         self.deviation = EXACT
         """The worst so far."""
         self.limit = limit(spec)
+        self.remark = ""
+        """What a reader of the report should know of a trial that passed."""
 
     # Drawing.
 
@@ -149,6 +157,7 @@ class Stage:
         new = tuple(tokens for _, tokens in rows)
         shape = (self.spec.layers, sum(new) + padding, self.spec.heads, self.spec.head_size)
         query = self._on_device((draw_query or self._draw_query)(*shape))
+        asked = query.cpu().double()
         surplus = self._draw_keys(padding)
         key, value = self._cached(
             self._on_device(torch.cat([*(row.keys[:, len(row) - n :] for row, n in rows), surplus], dim=1)),
@@ -159,9 +168,11 @@ class Stage:
             query=self._asking(query),
             key=key,
             value=value,
-            truth=self._truth(rows, query.cpu().double()),
+            truth=self._truth(rows, asked),
             new=new,
             contexts=tuple(len(row) for row, _ in rows),
+            rows=tuple(row for row, _ in rows),
+            asked=asked,
         )
 
     def _batch(self, rows: Sequence[tuple[Row, int]], padding: int) -> AttentionBatch:
@@ -219,10 +230,24 @@ class Stage:
                 own = slice(start, start + new)
                 found = deviation(answer[own], step.truth[layer, own])
                 self.deviation = self.deviation.worse(found)
-                judge(found, self.limit, f"layer {layer}, row {row} ({new} new of {context} tokens)")
+                where = f"layer {layer}, row {row} ({new} new of {context} tokens)"
+                judge(found, self.limit, where, partial(self._explain, step, answer[own], layer, row, own))
                 start += new
             if not answer[start:].isfinite().all():
                 raise Fault(f"layer {layer}: the output of padding rows is not finite")
+
+    def _explain(self, step: Step, answer: Tensor, layer: int, row: int, own: slice) -> str:
+        context, held = step.contexts[row], step.rows[row]
+        asked = Asked(
+            query=step.asked[layer, own],
+            keys=held.keys[layer, :context],
+            values=held.values[layer, :context],
+            sinks=None if self.sinks is None else self.sinks[layer].double(),
+            spec=self.spec,
+            truths=step.truth[layer],
+            own=own,
+        )
+        return explain(answer, asked)
 
     def run(self, step: Step, layers: Sequence[int] | None = None) -> list[Tensor]:
         """Write, plan, attend and check, as one step of the engine does; the answers come back."""

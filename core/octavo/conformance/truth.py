@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -19,12 +20,13 @@ class Deviation(NamedTuple):
 
     error: float
     """Relative error |answer - truth| / |truth| of the worst token."""
-    cosine: float
-    """Of the angle between answer and truth, of the worst head of the worst token."""
+    correlation: float
+    """Cosine of the angle between answer and truth, of the worst head of the worst token. Heads that are less than a
+    thousandth of their token are not among them: what a sink leaves of a head may be no more than rounding."""
 
     def worse(self, other: Deviation) -> Deviation:
         """The worse of each."""
-        return Deviation(max(self.error, other.error), min(self.cosine, other.cosine))
+        return Deviation(max(self.error, other.error), min(self.correlation, other.correlation))
 
 
 EXACT = Deviation(0.0, 1.0)
@@ -35,7 +37,7 @@ LIMITS = {
     torch.bfloat16: Deviation(1e-2, 1 - 1e-4),
 }
 """What rounding may do, by the dtype of the output. Both are judged: the error is blind to one wrong head among many
-in a low precision, the cosine to a wrong scale."""
+in a low precision, the correlation to a wrong scale."""
 ONE_BYTE_CACHE = Deviation(6e-2, 1 - 2e-3)
 """A cache of one byte an element may keep scales of its own, so that exact inputs are rounded too."""
 SCALED = Deviation(3e-2, 1 - 1e-3)
@@ -77,17 +79,19 @@ def deviation(answer: Tensor, truth: Tensor) -> Deviation:
     answer = answer.detach().cpu().double()
     if not answer.isfinite().all():
         return Deviation(torch.inf, -1.0)
-    error = (answer - truth).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)
-    cosine = torch.cosine_similarity(answer, truth, dim=-1)
-    return Deviation(float(error.max()), float(cosine.min()))
+    size = truth.flatten(1).norm(dim=1)
+    error = (answer - truth).flatten(1).norm(dim=1) / size
+    correlation = torch.cosine_similarity(answer, truth, dim=-1)
+    correlation[truth.norm(dim=-1) < 1e-3 * size[:, None]] = 1.0
+    return Deviation(float(error.max()), float(correlation.min()))
 
 
-def judge(found: Deviation, allowed: Deviation, what: str) -> None:
-    """Raise Fault, which begins with `what`, unless both are within the limit."""
+def judge(found: Deviation, allowed: Deviation, what: str, explanation: Callable[[], str] = str) -> None:
+    """Raise Fault, which begins with `what` and ends with the explanation, unless both are within the limit."""
     if found.error == torch.inf:
         raise Fault(f"{what}: not finite")
     if found.worse(allowed) != allowed:
         raise Fault(
             f"{what}: error {found.error:.2g} (limit {allowed.error:g}), "
-            f"cosine {found.cosine:.9g} (limit {allowed.cosine:.9g})"
+            f"correlation {found.correlation:.6f} (limit {allowed.correlation:.9g}){explanation()}"
         )

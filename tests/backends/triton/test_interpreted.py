@@ -21,12 +21,16 @@ from octavo_triton.plan import Decodes, Scratch
 from tests.backends.triton.interpreted import PROCESSORS, TILE, FlashDecoding, Interpreted, Paged
 from tests.backends.triton.interpreter import OutOfBounds
 
+# A capped logit of 1e5 has an infinite exponential, as the kernels mean it to have: numpy warns of it, a GPU does not.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+
 BEGUN, JOINING = 64, 3 * 48
 """What an item costs before its first token, and joining a few rounds of parts, in tokens."""
 
 
 class TestFlashDecoding(Suite):
     backend: ClassVar[type[AttentionBackend]] = FlashDecoding
+    left_out = ("generation",)
 
 
 def test_a_read_beside_all_tensors_is_seen() -> None:
