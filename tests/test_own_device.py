@@ -14,6 +14,7 @@ import octavo.llm
 import octavo.plugins
 from octavo import LLM, SamplingParams
 from octavo.attention.device import Device
+from octavo.attention.installed import devices
 from octavo.attention.select import choose, choose_device
 from octavo.attention.wish import BackendUnavailable
 from octavo.cli import app
@@ -114,7 +115,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def own(plugins: Plugins) -> type[Device]:
-    return next(one.kind for one in plugins.devices if one.kind.name == "abacus")
+    return next(one.kind for one in devices(plugins) if one.kind.name == "abacus")
 
 
 def test_it_is_chosen_by_its_priority_and_by_its_name(plugins: Plugins) -> None:
@@ -122,7 +123,7 @@ def test_it_is_chosen_by_its_priority_and_by_its_name(plugins: Plugins) -> None:
     for name in ("auto", "Abacus"):
         assert type(choose_device(name, plugins)) is own(plugins)
     assert choose_device("cpu", plugins).name == "cpu"
-    (registered,) = [one for one in plugins.devices if one.kind.name == "abacus"]
+    (registered,) = [one for one in devices(plugins) if one.kind.name == "abacus"]
     assert str(registered.origin) == "octavo-abacus 0.3"
 
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from octavo.attention.installed import backends
 from octavo.plugins import Plugins
 
 _HERE: Final = Path(__file__).parent
@@ -46,7 +47,7 @@ def _check(name: str, plugins: Plugins) -> None:
             f'NAME is "{name}": a package and a class are called by it, so it must be small letters, digits and single '
             f"underscores, a letter first{f': {like}, for instance' if _NAME.fullmatch(like) else ''}"
         )
-    owners = {one.kind.name.casefold(): str(one.origin) for one in plugins.backends}
+    owners = {one.kind.name.casefold(): str(one.origin) for one in backends(plugins)}
     if find_spec(f"octavo_{name}"):
         owners[name] = f"the package octavo_{name}"
     if name in owners or name == "auto":

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from io import StringIO
 from pathlib import Path

@@ -23,7 +23,7 @@ class Value(Tensor):
     """A tensor in a kernel."""
 
     @property
-    def type(self) -> Any:  # type: ignore[override]
+    def type(self) -> Any:
         """As Gluon's."""
         return types.SimpleNamespace(layout=None)
 
