@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, distributions
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import pluggy
 
@@ -65,7 +65,7 @@ class Fault:
 
     @property
     def error_line(self) -> str:
-        """The error in one line."""
+        """As `describe`."""
         return describe(self.error)
 
 
@@ -224,8 +224,7 @@ class Plugins:
         """The classes that plugins register with `hook`, behind `own`, as far as `check` raises nothing; asked once."""
         if hook not in self._collected:
             self._collected[hook] = self._checked(hook, check, name_of, own)
-        found: tuple[Registered[Kind], ...] = self._collected[hook]
-        return found
+        return cast(tuple[Registered[Kind], ...], self._collected[hook])
 
     def _checked(
         self,
@@ -263,12 +262,11 @@ class Plugins:
         for one in found:
             sharing[name_of(one.kind).casefold()].append(one)
         conflicts = {}
-        for name, them in sharing.items():
-            if len(them) > 1:
-                owners = " and ".join(f"{one.kind.__module__}.{one.kind.__qualname__} of {one.origin}" for one in them)
-                conflicts[name] = f"{name} is registered twice, by {owners}: uninstall one of them"
-                for one in them:
-                    self._fault(one.origin, hook, ValueError(conflicts[name]))
+        for name, them in ((name, them) for name, them in sharing.items() if len(them) > 1):
+            owners = " and ".join(f"{one.kind.__module__}.{one.kind.__qualname__} of {one.origin}" for one in them)
+            conflicts[name] = f"{name} is registered twice, by {owners}: uninstall one of them"
+            for one in them:
+                self._fault(one.origin, hook, ValueError(conflicts[name]))
         return tuple(replace(one, conflict=conflicts.get(name_of(one.kind).casefold())) for one in found)
 
     def _fault_once(self, origin: Origin, where: str, error: BaseException) -> None:
