@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -28,11 +29,22 @@ def new_backend(name: str, folder: Path, plugins: Plugins) -> Path:
         target.mkdir()
     except FileExistsError:
         raise ValueError(f"{target} is there already: move it away, or take another name than {name}") from None
-    for source in sorted(path for pattern in _PATTERNS for path in _EXAMPLE.glob(pattern)):
+    try:
+        _write(target, name)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)  # half of it would be in the way of the next try
+        raise
+    return target
+
+
+def _write(target: Path, name: str) -> None:
+    sources = sorted(path for pattern in _PATTERNS for path in _EXAMPLE.glob(pattern))
+    if not sources:
+        raise FileNotFoundError(f"the example to copy is not at {_EXAMPLE}: install octavo again")
+    for source in sources:
         written = target / _renamed(str(source.relative_to(_EXAMPLE)), name)
         written.parent.mkdir(exist_ok=True)
         written.write_text(_renamed(source.read_text(encoding="utf-8"), name), encoding="utf-8")
-    return target
 
 
 def _renamed(text: str, name: str) -> str:

@@ -149,19 +149,18 @@ class Plugins:
 
     def _load(self, entry_point: EntryPoint) -> None:
         origin = Origin.of(entry_point)
-        plugin = None
+        name = f"{origin.distribution}:{origin.entry_point}"
         try:
             plugin = entry_point.load()
             hash(plugin)  # pluggy keeps sets of plugins
-            name = self._manager.register(plugin, f"{origin.distribution}:{origin.entry_point}")
-            if name is None:
+            if self._manager.register(plugin, name) is None:
                 return
             self._origins[name] = origin
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # see `_ask`
-            if self._manager.is_registered(plugin):
-                self._manager.unregister(plugin)
+            if self._manager.has_plugin(name):  # asked by name: a plugin's own comparison may raise too
+                self._manager.unregister(name=name)
             self._fault(origin, "import", error)
             return
         self._check_hooks(plugin, origin)

@@ -44,6 +44,8 @@ TAKEN = {1: {"short": 3.0, "long": 100.0}, 2: {"short": 1.0, "long": 200.0}, 4: 
 
 
 def timed(backend: Any, batch: str) -> float:
+    if not backend.shape:
+        return {"short": 2.0, "long": 100.0, "prompt": 5.5}[batch]
     ((phase, shape),) = backend.shape.items()
     return TAKEN[shape["keys"]][batch] if phase == "decode" else 5.0
 
@@ -52,20 +54,22 @@ def test_the_geometric_mean_of_ratios_decides_and_what_does_not_run_is_left_out(
     selection = Selection(Shaped, "cpu", 16, (), ())
     told: list[str] = []
     rows = tuned(selection, SPEC, CPU(), {"decode": ["short", "long"], "prefill": ["prompt"]}, timed, told.append)
-    assert [json.loads(str(row["options"])) for row in rows] == [
+    asked = [str(row["options"]) for row in rows]
+    assert [asked.pop(at) for at in (1, 4)] == ["as it is"] * 2
+    assert [json.loads(one) for one in asked] == [
         {"decode": {"keys": 4}}, {"decode": {"keys": 2}}, {"decode": {"keys": 1}}, {"prefill": {"keys": 7}},
     ]  # fmt: skip
-    expected = [(1.2 * 1.1) ** 0.5, 2**0.5, 3**0.5, 1.0]
+    expected = [(1.2 * 1.1) ** 0.5, 2**0.5, 2**0.5, 3**0.5, 1.0, 1.1]
     assert [row["time_ratio"] for row in rows] == pytest.approx(expected, abs=1e-4)
-    assert {row["phase"] for row in rows[:3]} == {"decode"}
-    assert len(told) == 5
+    assert {row["phase"] for row in rows[:4]} == {"decode"}
+    assert len(told) == 7
     assert units_are_named(rows)
 
 
 def test_a_phase_without_batches_is_not_tuned() -> None:
     selection = Selection(Shaped, "cpu", 16, (), ())
     rows = tuned(selection, SPEC, CPU(), {"decode": [], "prefill": ["prompt"]}, timed, lambda _: None)
-    assert [row["phase"] for row in rows] == ["prefill"]
+    assert [row["phase"] for row in rows] == ["prefill"] * 2
 
 
 def test_a_backend_without_shapes_says_so(quick: None) -> None:
@@ -78,7 +82,7 @@ def test_the_bench_tunes_on_its_own_batches(quick: None, monkeypatch: pytest.Mon
     monkeypatch.setattr(kernels, "choose", lambda *_, **__: Selection(Shaped, "cpu", 16, (), ()))
     report = kernels.run(options(attention=["any/shaped"], tune=True), lambda _: None)
     assert report.bench == "tuning"
-    assert [row["phase"] for row in report.rows] == ["decode"] * 3 + ["prefill"]
+    assert [row["phase"] for row in report.rows] == ["decode"] * 4 + ["prefill"] * 2
     assert '{"prefill":{"keys":7}}' in report.markdown()
 
 

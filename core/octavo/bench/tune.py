@@ -30,6 +30,8 @@ def tuned(
 ) -> list[dict[str, Fact]]:
     """A row for each shape that ran, by phase, the best first: how its times compare to the least of each batch.
 
+    The backend without options is one of them.
+
     One that does not run, for lack of registers or shared memory, or computes something else, has no row, nor has a
     phase without batches. Raises ValueError where the backend offers none.
     """
@@ -41,10 +43,11 @@ def tuned(
         if not batches[phase]:
             continue
         taken: dict[int, list[float]] = {}
-        for number, shape in enumerate(shapes):
-            progress(f"{selection.name}, {phase}: {number + 1} of {len(shapes)}")
+        tried: list[Mapping[str, int] | None] = [None, *shapes]
+        for number, shape in enumerate(tried):
+            progress(f"{selection.name}, {phase}: {number + 1} of {len(tried)}")
             try:
-                backend = selection.build(spec, device, {phase: dict(shape)})
+                backend = selection.build(spec, device, None if shape is None else {phase: dict(shape)})
                 taken[number] = [timed(backend, batch) for batch in batches[phase]]
             except Exception as error:  # whatever a compiler says of a shape that the device has no room for
                 logger.info("%s, %s %s does not run: %s", selection.name, phase, shape, error)
@@ -54,12 +57,16 @@ def tuned(
             {
                 "backend": selection.name,
                 "phase": phase,
-                "options": msgspec.json.encode({phase: shapes[number]}).decode(),
+                "options": _words(phase, tried[number]),
                 "time_ratio": round(ratio, 4),
             }
             for number, ratio in sorted(ratios.items(), key=lambda one: one[1])
         ]
     return rows
+
+
+def _words(phase: Phase, shape: Mapping[str, int] | None) -> str:
+    return "as it is" if shape is None else msgspec.json.encode({phase: shape}).decode()
 
 
 def _mean(times: Sequence[float], least: Sequence[float]) -> float:

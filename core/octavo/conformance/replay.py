@@ -98,3 +98,6 @@ def _spoil(batch: AttentionBatch) -> None:
     """Core's tensors belong to one step: a plan that keeps them instead of copying reads nonsense in the next."""
     batch.context_lengths.fill_(1)
     batch.block_table.fill_(0)
+    if batch.host_lengths is not None:
+        batch.host_lengths.query_starts.fill(0)
+        batch.host_lengths.context_lengths.fill(1)

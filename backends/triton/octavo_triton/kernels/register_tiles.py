@@ -49,7 +49,7 @@ def weight_operand(warps, upright):
 @gluon.constexpr_function
 def _linear(warps, shape, registers, lanes):
     """Bases of a thread's elements and of a warp's lanes, each warp with an entry of the first axis."""
-    held = [[bit, 0, 0] for bit in (1, 2, 4, 8) if bit < warps]
+    held = [[bit, 0, 0] for bit in (1, 2) if bit < warps]
     return gl.DistributedLinearLayout(registers, lanes, held, [], [warps, *shape])
 
 
@@ -59,12 +59,12 @@ def loaded_keys(warps, size, upright):
     eight = [[0, 0, 1], [0, 0, 2], [0, 0, 4]]
     if upright:
         lanes = [[0, 0, 8], [0, 8, 0], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
-        return _linear(warps, [16, size], eight + [[0, 0, bit] for bit in (16, 32, 64, 128) if bit < size], lanes)
+        return _linear(warps, [16, size], eight + [[0, 0, bit] for bit in (16, 32, 64) if bit < size], lanes)
     if size == 64:
         lanes = [[0, 0, 8], [0, 0, 16], [0, 0, 32], [0, 2, 0], [0, 4, 0]]
         return _linear(warps, [16, size], [*eight, [0, 8, 0], [0, 1, 0]], lanes)
     lanes = [[0, 0, 8], [0, 0, 16], [0, 0, 32], [0, 0, 64], [0, 4, 0]]
-    return _linear(warps, [16, size], [*eight, [0, 8, 0], [0, 1, 0], [0, 2, 0]] + [[0, 0, 128]] * (size > 128), lanes)
+    return _linear(warps, [16, size], [*eight, [0, 8, 0], [0, 1, 0], [0, 2, 0]], lanes)
 
 
 @gluon.constexpr_function
@@ -72,11 +72,11 @@ def loaded_values(warps, size, upright):
     """[warps, tokens, size] as they are loaded; upright [warps, size, tokens]: a dim's slots lie side by side."""
     if upright:
         lanes = [[0, 8, 0], [0, 0, 8], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
-        registers = [[0, 0, 1], [0, 0, 2], [0, 0, 4]] + [[0, bit, 0] for bit in (16, 32, 64, 128) if bit < size]
+        registers = [[0, 0, 1], [0, 0, 2], [0, 0, 4]] + [[0, bit, 0] for bit in (16, 32, 64) if bit < size]
         return _linear(warps, [size, 16], registers, lanes)
     lanes = [[0, 2, 0], [0, 4, 0], [0, 0, 8], [0, 0, 16], [0, 0, 32]]
     registers = [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 1, 0], [0, 8, 0]]
-    return _linear(warps, [16, size], registers + [[0, 0, bit] for bit in (64, 128) if bit < size], lanes)
+    return _linear(warps, [16, size], registers + [[0, 0, bit] for bit in (64,) if bit < size], lanes)
 
 
 @gluon.jit

@@ -38,8 +38,11 @@ def decode(
     kv_head = gl.program_id(0) % KV_HEADS
     item = gl.program_id(0) // KV_HEADS
     row = gl.load(items + item)
-    first = gl.load(items + room + item) // (WARPS * TOKENS) * (WARPS * TOKENS)  # so that its alignment is known
     end = gl.load(items + 2 * room + item)
+    first = gl.load(items + room + item)
+    first = gl.cdiv(first, WARPS * TOKENS) * (
+        WARPS * TOKENS
+    )  # it is aligned but in an empty part: so that this is known
     part = gl.load(items + 3 * room + item)
     parts = gl.load(items + 4 * room + item)
     streamed = gl.load(items + 5 * room + item)
