@@ -213,7 +213,7 @@ class AttentionBackend(ABC):
         options: Mapping[str, Any] | None = None,
         sinks: Tensor | None = None,
     ) -> None:
-        """Keep what is compiled in.
+        """Keep what is compiled in: `self.spec`, `block_size`, `device`, `sinks`, and the `layout` made of them.
 
         `options` are the user's `ATTENTION_OPTIONS`; a backend that takes some checks them before it calls this.
         `sinks`: [layers, heads] float32, given when `spec.sinks`. Raises ValueError on an option that it does not know.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 from zlib import crc32
 
@@ -98,11 +100,18 @@ class Trial:
         except Fault as fault:
             result, reason = "failed", str(fault)
         except Exception as error:
-            result, reason = "error", describe(error)
+            result, reason = "error", f"{describe(error)} ({_place(error)})"
         seconds = time.perf_counter() - start
         if stage is None:
             return Outcome(result, reason, EXACT, EXACT, seconds)
         return Outcome(result, reason, stage.deviation, stage.limit, seconds, stage.remark)
+
+
+def _place(error: Exception) -> str:
+    """Where it was raised, in the last line that is not a library's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}"
 
 
 def trials(backend: type[AttentionBackend], device: Device, only: str | None = None, seed: int = 0) -> list[Trial]:

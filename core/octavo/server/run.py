@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from octavo.async_engine import AsyncEngine, EngineFailed
-from octavo.models.source import ModelNotFound, require
+from octavo.async_engine import AsyncEngine
 from octavo.settings import Settings, SettingsError
 from octavo.settled import settle
 
@@ -34,10 +33,6 @@ def serve(settings: Settings, visit: Visit | None = None) -> int:
     `visit` is called once the server answers; if it raises, the status is 1. Raises SettingsError, or EngineFailed with
     the reason why the model cannot be served.
     """
-    try:
-        require(settings)  # a wrong name is told before anything is imported for it
-    except ModelNotFound as error:
-        raise EngineFailed(str(error)) from error
     with _bound(settings) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, listener, visit))
 
