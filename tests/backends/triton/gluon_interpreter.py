@@ -146,7 +146,7 @@ class Language:
         return before
 
     @staticmethod
-    def inline_asm_elementwise(asm: str, constraints: str, args: list[Any], **_: Any) -> Any:
+    def inline_asm_elementwise(asm: str, constraints: str, args: list[Any], *_: Any, **__: Any) -> Any:
         if asm.startswith("and.b32"):
             value, mask = (one.as_subclass(Tensor) for one in args)
             return _value((value.contiguous().view(torch.int16) & mask).view(value.dtype))

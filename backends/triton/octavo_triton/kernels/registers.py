@@ -31,18 +31,15 @@ def decode(
 ):  # fmt: skip
     """As `decode.decode`. UPRIGHT: a block's slots lie side by side for each dim of its values."""
     if EARLY:
-        gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
+        gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], gl.int32, False, 1)
+        gl.inline_asm_elementwise("griddepcontrol.launch_dependents; // $0", "=r", [], gl.int32, False, 1)
     kv_head = gl.program_id(0) % KV_HEADS
     item = gl.program_id(0) // KV_HEADS
     row = gl.load(items + item)
     end = gl.load(items + 2 * room + item)
-    first = gl.load(items + room + item)
-    first = gl.cdiv(first, WARPS * TOKENS) * (
-        WARPS * TOKENS
-    )  # it is aligned but in an empty part: so that this is known
+    # Aligned, but in a part that is empty: so that the compiler knows it.
+    TILE: gl.constexpr = WARPS * TOKENS
+    first = gl.cdiv(gl.load(items + room + item), TILE) * TILE
     part = gl.load(items + 3 * room + item)
     parts = gl.load(items + 4 * room + item)
     streamed = gl.load(items + 5 * room + item)
@@ -53,50 +50,17 @@ def decode(
         table += row.to(gl.int64) * width
         own = query + row.to(gl.int64) * query_token + kv_head.to(gl.int64) * GROUP * query_head
         queries = _queries(own, query_head, GROUP, SIZE, HEADS, WARPS)
+        # Which loads they are is compiled in.
         if streamed != 0:
             peak, total, weighted = _attended(
-                queries,
-                keys,
-                values,
-                table,
-                first,
-                end,
-                oldest,
-                kv_head,
-                scale,
-                KEY,
-                VALUE,
-                SIZE,
-                BLOCK_SIZE,
-                HEADS,
-                WARPS,
-                UPRIGHT,
-                WINDOW,
-                SOFTCAP,
-                "evict_first",
-            )
+                queries, keys, values, table, first, end, oldest, kv_head, scale, KEY, VALUE, SIZE, BLOCK_SIZE, HEADS,
+                WARPS, UPRIGHT, WINDOW, SOFTCAP, "evict_first",
+            )  # fmt: skip
         else:
             peak, total, weighted = _attended(
-                queries,
-                keys,
-                values,
-                table,
-                first,
-                end,
-                oldest,
-                kv_head,
-                scale,
-                KEY,
-                VALUE,
-                SIZE,
-                BLOCK_SIZE,
-                HEADS,
-                WARPS,
-                UPRIGHT,
-                WINDOW,
-                SOFTCAP,
-                "",
-            )
+                queries, keys, values, table, first, end, oldest, kv_head, scale, KEY, VALUE, SIZE, BLOCK_SIZE, HEADS,
+                WARPS, UPRIGHT, WINDOW, SOFTCAP, "",
+            )  # fmt: skip
         to = out + (row.to(gl.int64) * KV_HEADS + kv_head) * GROUP * SIZE
         own_sinks = sinks + kv_head * GROUP if SINKS else sinks
         if parts == 1:
