@@ -39,7 +39,9 @@ class ScaledStage(Stage):
         return self._enlarged(super()._draw_keys(tokens, self._draw_whole_range), "value")
 
     def _draw_whole_range(self, *shape: int) -> Tensor:
-        return (2 * torch.rand(shape, generator=self.generator) - 1) * self.largest
+        """What the cache's dtype holds, so that no answer is judged by how coarse that is: about 3 % of a number."""
+        drawn = (2 * torch.rand(shape, generator=self.generator) - 1) * self.largest
+        return drawn.to(self.spec.kv_dtype).to(drawn.dtype)
 
     def _enlarged(self, held: Tensor, part: str) -> Tensor:
         """Numbers of the cache [layers, tokens, kv_heads, head_size] -> what they stand for, as `dtype` holds it."""

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 _VARIABLE = "TRITON_INTERPRET"
@@ -117,6 +118,7 @@ def _mend_arithmetic(tl: Any, interpreter: Any, builder: Any) -> None:
 def _mend_conversions(tl: Any, interpreter: Any, builder: Any) -> None:
     handle = interpreter.TensorHandle
     cast, convert = builder.cast_impl, builder.create_fp_to_fp
+    float8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
     def cast_impl(self: Any, source: Any, target: Any) -> Any:
         dtype = target.scalar
@@ -129,6 +131,9 @@ def _mend_conversions(tl: Any, interpreter: Any, builder: Any) -> None:
     def create_fp_to_fp(self: Any, source: Any, target: Any, rounding: Any) -> Any:
         if target.scalar == tl.bfloat16 and source.dtype.scalar in (tl.float32, tl.float16, tl.float64):
             return handle(narrow(source.data.astype(np.float32)), target.scalar)
+        if target.scalar in float8:  # its own has no carry from the mantissa into the exponent
+            bits = torch.from_numpy(np.ascontiguousarray(value(source), dtype=np.float32)).to(float8[target.scalar])
+            return handle(bits.view(torch.uint8).numpy(), target.scalar)
         return convert(self, source, target, rounding)
 
     builder.cast_impl, builder.create_fp_to_fp = cast_impl, create_fp_to_fp
