@@ -1,5 +1,6 @@
 """What every test shares: one torch thread, models that run uncompiled unless a test says otherwise, the demo model."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,15 @@ torch.set_num_threads(1)
 os.environ.setdefault("COMPILE", "0")
 
 Note = Callable[[str], None]
+
+
+@pytest.fixture(autouse=True)
+def levels_as_they_were() -> Iterator[None]:
+    """`octavo backends` says in its table what the log would, which it quiets for its process: here the tests'."""
+    log = logging.getLogger("octavo.plugins")
+    level = log.level
+    yield
+    log.setLevel(level)
 
 
 @pytest.fixture(scope="session")
