@@ -5,6 +5,7 @@ Importing it needs a Triton whose Gluon has what the kernel uses.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from octavo.attention.contract import AttentionSpec
@@ -36,7 +37,12 @@ def can_run(spec: AttentionSpec, layout: AxesLayout, keys: Strides, values: Stri
     fits = spec.head_size in _HEAD_SIZES and spec.group <= _HEADS
     if not plain or not fits or not _in_runs(keys):
         return False
-    return _in_runs(values) or (is_upright(values, layout.block_size) and layout.block_size % _TOKENS == 0)
+    return _in_runs(values) or (_is_upright(values, layout.block_size) and layout.block_size % _TOKENS == 0)
+
+
+@cache  # it is asked at every launch
+def _is_upright(values: Strides, block_size: int) -> bool:
+    return bool(is_upright(values, block_size))
 
 
 def joined(tile: DecodeTile, group: int, size: int) -> int:
@@ -54,7 +60,7 @@ def decode(arguments: dict[str, Any], plan: Plan, work: Decodes) -> None:
     """`arguments`: what all attending kernels are given."""
     room = work.items.shape[1]
     given = {name: value for name, value in arguments.items() if name != "DIMS"}
-    upright = bool(is_upright(given["VALUE"], given["BLOCK_SIZE"]))
+    upright = _is_upright(given["VALUE"], given["BLOCK_SIZE"])
     if upright and work.tile == MANY:
         given["maxnreg"] = _UPRIGHT_REGISTERS
     given["sinks"] = given["out"] if given["sinks"] is None else given["sinks"]  # Gluon has no argument that is None

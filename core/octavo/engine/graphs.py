@@ -74,6 +74,8 @@ class DecodeGraphs:
         self._pool = device.graph_pool()
         self._told_table: NDArray[np.int32] | None = None
         self._logits: Tensor | None = None
+        self._host_starts = np.arange(self.sizes[-1] + 1, dtype=np.int32)
+        """What `_starts` holds."""
         self._allocate(self.sizes[-1], width, device.torch_device)
 
     @torch.inference_mode()
@@ -155,7 +157,7 @@ class DecodeGraphs:
             query_starts=self._starts[: size + 1], context_lengths=self._contexts[:size],
             block_table=self._table[:size], slots=self._slots[:size],
             max_query=1, max_context=int(lengths.max()), decodes=size,
-            host_lengths=HostLengths(np.arange(size + 1, dtype=np.int32), lengths),
+            host_lengths=HostLengths(self._host_starts[: size + 1], lengths),
         )  # fmt: skip
         for group in self.groups:
             group.begin(batch, size)
