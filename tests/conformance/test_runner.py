@@ -232,3 +232,12 @@ def test_only_a_pair_of_dtypes_may_be_refused_by_the_layout() -> None:
     assert [name for name, result in outcomes.items() if result == "error"] == [
         name for name in outcomes if "cache-" not in name
     ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "way_out"),
+    [("decod", "prefill, decode, mixed"), ("decode[fp32-4/2x32-b16-nann]", "perhaps decode[")],
+)
+def test_a_case_that_there_is_not_is_told_with_those_that_there_are(wanted: str, way_out: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f'is called "{wanted}": {way_out}')):
+        play(Narrow, CPU(), only=wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +72,13 @@ def _speed(
     return rows
 
 
+def _named(backend: type[AttentionBackend], device: Device, wanted: str | None) -> str:
+    """The trials with nearly that name, where a configuration was wanted, or all cases."""
+    found = trials(backend, device)
+    close = difflib.get_close_matches(wanted or "", list(map(str, found)), n=3) if "[" in (wanted or "") else []
+    return f"perhaps {' or '.join(close)}" if close else ", ".join(dict.fromkeys(trial.case.name for trial in found))
+
+
 def play(
     backend: type[AttentionBackend],
     device: Device,
@@ -84,7 +92,7 @@ def play(
     chosen = trials(backend, device, only, seed)
     if not chosen:
         raise ValueError(
-            f'no case or trial of {backend.qualified_name()} is called "{only}": name one as the table does'
+            f'no case or trial of {backend.qualified_name()} is called "{only}": {_named(backend, device, only)}'
         )
     with one_thread():
         shown = track(chosen, "conformance", console=console or Console(quiet=True), transient=True)
