@@ -16,13 +16,11 @@ from octavo.attention.contract import AttentionBackend, AttentionBatch, Attentio
 from octavo.attention.device import Device
 from octavo.kv.layout import KVCache
 from octavo_triton.layout import TritonLayout
-from octavo_triton.plan import Decodes, Plan, Scratch, Storage
-from octavo_triton.tuning import TUNABLES, Tuning
+from octavo_triton.plan import FIELDS, Decodes, Plan, Scratch, Storage
+from octavo_triton.tuning import TUNABLES, RegisterTiles, Tuning, in_registers
 
 _TURNS = 6
 """How often as many items as run at a time there may be."""
-_FEW_BYTES = 400_000_000
-"""Of keys and values: on an H200 more than that are read faster if they are let into the cache like anything else."""
 _TRITON = (3, 6)
 """The oldest that the kernels were compiled with."""
 
@@ -54,7 +52,7 @@ class TritonBackend(AttentionBackend):
         if groups is not None:
             self.tuning = replace(self.tuning, prefill=groups)
         self._prefill = self._attention.prefill if groups is None else self._attention.prefill_by_warp_groups
-        self._tiles = None if "decode" in shapes else launch.register_tiles(spec, self.layout, device.torch_device)
+        self._tiles = self._register_tiles(shapes.get("decode"))
         held = self._tiles is not None
         self._decode = self._attention.decode_from_registers if held else self._attention.decode
         self.processors = self.count_processors()
@@ -74,6 +72,15 @@ class TritonBackend(AttentionBackend):
             return None
         newer = tuple(map(int, found.split(".")[:2])) >= _TRITON
         return None if newer else f"it needs Triton {_TRITON[0]}.{_TRITON[1]} or newer, {found} is installed"
+
+    def _register_tiles(self, asked: object) -> RegisterTiles | None:
+        """None where the portable kernel decodes: it is asked for, or the other one cannot."""
+        if asked is not None and not in_registers(asked):
+            return None
+        found = self._launch.register_tiles(self.spec, self.layout, self.device.torch_device, self.tuning)
+        if found is None and asked is not None:
+            raise ValueError("option decode has registers, and these layers cannot be decoded from registers here")
+        return found
 
     @abstractmethod
     def tune(self) -> Tuning:
@@ -116,15 +123,18 @@ class TritonBackend(AttentionBackend):
         rows, spec, device = self._decoding(batch), self.spec, batch.context_lengths.device
         if not rows:
             return None
-        fills = rows * spec.kv_heads > self.processors
-        tile = self.tuning.decode if self._tiles is None else self._tiles[fills]
+        tile, fills, few = self.tuning.decode, rows * spec.kv_heads > self.processors, 0
+        if self._tiles is not None:
+            fills = rows * spec.kv_heads > self.processors * self._tiles.few.per_processor
+            tile = (self._tiles.many if fills else self._tiles.few).decode
+            token = 2 * spec.kv_heads * spec.head_size * spec.kv_dtype.itemsize
+            few = self._tiles.streamed_megabytes * 1_000_000 // token
         wanted = max(1, self.processors * tile.per_processor // spec.kv_heads)
         # Few rows have at most one item more each than run at a time; many are cut finer where one is far longer.
         room = _TURNS * wanted + rows if fills else wanted + rows - 1
         if self._scratch is None or not self._scratch.holds(room, rows):
             self._scratch = Scratch.of(spec, room, rows, device)
-        items = torch.empty(6, room, dtype=torch.int32, device=device)
-        few = _FEW_BYTES // (2 * spec.kv_heads * spec.head_size * spec.kv_dtype.itemsize)
+        items = torch.empty(room, FIELDS, dtype=torch.int32, device=device)
         return Decodes(rows, tile, wanted, few, items, self._scratch)
 
     def _decoding(self, batch: AttentionBatch) -> int:
@@ -138,7 +148,7 @@ class TritonBackend(AttentionBackend):
 
     def _share_out(self, plan: Plan) -> None:
         if plan.decodes is not None:
-            self._launch.split(plan.decodes, plan.contexts, self.spec.window)
+            self._launch.split(plan.decodes, plan.contexts, plan.table, self.block_size, self.spec.window)
         if plan.tiles is not None:
             first = 0 if plan.decodes is None else plan.decodes.rows
             self._launch.cut(plan.tiles, plan.query_starts, first, self._tokens)

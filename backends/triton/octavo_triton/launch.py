@@ -15,7 +15,7 @@ from octavo.attention.contract import AttentionSpec
 from octavo.kv.layout import AxesLayout, KVCache
 from octavo_triton import kernels
 from octavo_triton.plan import Decodes, Plan
-from octavo_triton.tuning import DecodeTile, PrefillTile
+from octavo_triton.tuning import PrefillTile, RegisterTiles, Tuning
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +58,14 @@ def _early(device: torch.device) -> dict[str, bool]:
     return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
 
 
-def split(work: Decodes, contexts: Tensor, window: int | None) -> None:
+def split(work: Decodes, contexts: Tensor, table: Tensor, block_size: int, window: int | None) -> None:
     """Fill `work.items`."""
-    room = work.items.shape[1]
+    room = len(work.items)
     rows, items, warps = _planning(work.rows)
     kernels.split[(triton.cdiv(room, items),)](
-        work.items, contexts, work.rows, room, work.wanted, work.few,
+        work.items, contexts, table, table.shape[1], work.rows, room, work.wanted, work.few,
         ROWS=rows, ITEMS=items, SHARES=max(2, min(_SHARES, _COMPARED // rows)), UNIT=work.tile.keys,
-        JOINED=_MOST_JOINED, WINDOW=window, num_warps=warps, **_early(contexts.device),
+        JOINED=_MOST_JOINED, BLOCK_SIZE=block_size, WINDOW=window, num_warps=warps, **_early(contexts.device),
     )  # fmt: skip
 
 
@@ -86,16 +86,17 @@ def _planning(rows: int) -> tuple[int, int, int]:
 
 
 def register_tiles(
-    spec: AttentionSpec, layout: AxesLayout, device: torch.device
-) -> tuple[DecodeTile, DecodeTile] | None:
-    """Tiles of few and of many rows for the kernel that decodes from registers, None where it cannot run."""
+    spec: AttentionSpec, layout: AxesLayout, device: torch.device, tuning: Tuning
+) -> RegisterTiles | None:
+    """Tiles for the kernel that decodes from registers, None where it cannot run."""
     if spec.batch_invariant or not is_nvidia(device):
         return None
     module = _gluon("registers", "rows that decode")
     keys, values = _strides(layout, layout.allocate(1, torch.device("meta")), 0)
     if module is None or not module.can_run(spec, layout, keys, values):
         return None
-    return module.FEW, module.MANY
+    found: RegisterTiles = module.tiles(tuning, layout, values)
+    return found
 
 
 def _gluon(name: str, what: str) -> ModuleType | None:
@@ -139,12 +140,12 @@ class Attention:
 
     def decode(self, out: Tensor, query: Tensor, cache: KVCache, plan: Plan, work: Decodes, layer: int) -> None:
         """Into the first rows of `out`."""
-        tile, room = work.tile, work.items.shape[1]
+        tile, room = work.tile, len(work.items)
         kernels.decode[(self.spec.kv_heads * room,)](
             **self._arguments(out, query, cache, layer),
             table=plan.table, contexts=plan.contexts, items=work.items, partial=work.scratch.partial,
             arrived=work.scratch.arrived,
-            width=plan.table.shape[1], room=room, HEADS=max(16, triton.next_power_of_2(self.spec.group)),
+            width=plan.table.shape[1], HEADS=max(16, triton.next_power_of_2(self.spec.group)),
             TILE=tile.keys, STAGES=tile.stages, JOINED=_joined(self.spec), num_warps=tile.warps,
         )  # fmt: skip
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from octavo.attention.contract import AttentionSpec
 from octavo_triton.tuning import DecodeTile
+
+FIELDS: Final = 8
+"""Of an item, one of which is spare: so they lie together, and each item where a wide load can begin."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +70,8 @@ class Decodes:
     few: int
     """Tokens of all contexts up to which what is read should take nothing else's place in a cache."""
     items: Tensor
-    """[6, room] int32: row (-1: nothing), first token, end, part, parts of the row, and are there few tokens?"""
+    """[room, FIELDS] int32: row (-1: nothing), first token, end, part, parts of the row, are there few tokens in all,
+    and the first token's block."""
     scratch: Scratch
 
 

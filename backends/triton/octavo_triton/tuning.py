@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import TypeVar
+from typing import Any, Final, TypeGuard, TypeVar
 
 from octavo.attention.contract import Phase
 
@@ -34,7 +34,43 @@ class PrefillTile:
     stages: int
 
 
-Tile = TypeVar("Tile", DecodeTile, PrefillTile)
+WARP_TOKENS: Final = 16
+"""Of a warp's tile that is loaded into registers: what NVIDIA's matrix unit takes at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterTile:
+    """How decoding is cut where tiles are loaded into registers: each warp has a tile of its own."""
+
+    warps: int
+    per_processor: int
+    """As a `DecodeTile` has it."""
+
+    @property
+    def decode(self) -> DecodeTile:
+        """What a program has, all warps together."""
+        return DecodeTile(keys=WARP_TOKENS * self.warps, warps=self.warps, stages=1, per_processor=self.per_processor)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterTiles:
+    """Those for all batches."""
+
+    few: RegisterTile
+    """For rows that do not fill the device: fewer parts are joined sooner."""
+    many: RegisterTile
+    streamed_megabytes: int
+    """Of keys and values that a step reads: up to so many they are better not let into the cache in another's place."""
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any]) -> RegisterTiles:
+        """From a table with a line for each. Raises TypeError or KeyError on a wrong one."""
+        few, many = (RegisterTile(**table[name]) for name in ("few", "many"))
+        return cls(few, many, table["streamed_megabytes"])
+
+
+IN_REGISTERS = RegisterTiles(RegisterTile(4, 2), RegisterTile(2, 4), 400)
+"""On a GPU that nobody has measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +79,36 @@ class Tuning:
 
     decode: DecodeTile
     prefill: PrefillTile
+    registers: RegisterTiles = IN_REGISTERS
+    """In the place of `decode` for layers that can."""
+    wide: RegisterTiles = IN_REGISTERS
+    """The same for blocks in which a dim's slots lie side by side, more of them than a warp's tile has."""
 
     @classmethod
-    def read(cls, table: Mapping[str, Mapping[str, int]]) -> Tuning:
-        """From a table with a line for each of the two. Raises TypeError or KeyError on a wrong one."""
-        return cls(decode=DecodeTile(**table["decode"]), prefill=PrefillTile(**table["prefill"]))
+    def read(cls, table: Mapping[str, Mapping[str, Any]]) -> Tuning:
+        """From a table with lines for `decode` and `prefill` at least. Raises TypeError or KeyError on a wrong one."""
+        others = {name: RegisterTiles.read(table[name]) for name in ("registers", "wide") if name in table}
+        return cls(decode=DecodeTile(**table["decode"]), prefill=PrefillTile(**table["prefill"]), **others)
 
     def with_options(self, options: Mapping[str, object]) -> Tuning:
         """With other shapes for `decode` or `prefill`, as a user gives them. Raises ValueError on what is none."""
-        return replace(
-            self, **{phase: _changed(getattr(self, phase), phase, given) for phase, given in options.items()}
-        )
+        changed: dict[str, Any] = {}
+        for phase, given in options.items():
+            if in_registers(given):
+                own = {name: value for name, value in given.items() if name != "registers"}
+                tile = _changed(self.registers.many, phase, own)
+                changed |= dict.fromkeys(("registers", "wide"), replace(self.registers, few=tile, many=tile))
+            else:
+                changed[phase] = _changed(getattr(self, phase), phase, given)
+        return replace(self, **changed)
+
+
+Tile = TypeVar("Tile", DecodeTile, PrefillTile, RegisterTile)
+
+
+def in_registers(given: object) -> TypeGuard[Mapping[str, object]]:
+    """Does the option `decode` ask for tiles that are loaded into registers, for all batches?"""
+    return isinstance(given, Mapping) and "registers" in given
 
 
 def _changed(tile: Tile, phase: str, given: object) -> Tile:
@@ -72,6 +127,10 @@ TUNABLES: Mapping[Phase, Sequence[Mapping[str, int]]] = {
     "decode": [
         {"keys": keys, "warps": warps, "stages": stages, "per_processor": parts}
         for keys, warps, stages, parts in product((32, 64, 128), (1, 2, 4), (3, 4, 5), (2, 4))
+    ]
+    + [
+        {"registers": 1, "warps": warps, "per_processor": parts}
+        for warps, parts in product((1, 2, 4), (1, 2, 3, 4, 6, 8))
     ],
     "prefill": [
         {"queries": queries, "keys": keys, "warps": warps, "stages": stages}
@@ -115,4 +174,4 @@ def fitted(tuning: Tuning, dims: int, itemsize: int, group: int, shared_bytes: i
     prefill = replace(tuning.prefill, queries=queries, **fit(tuning.prefill.keys, tuning.prefill.stages))
     warps = max(1, (1 << (group - 1).bit_length()) // _LEAST)
     decode = replace(tuning.decode, **fit(tuning.decode.keys, tuning.decode.stages), warps=tuning.decode.warps * warps)
-    return Tuning(decode, prefill)
+    return replace(tuning, decode=decode, prefill=prefill)

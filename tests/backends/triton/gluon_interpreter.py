@@ -69,7 +69,7 @@ class Language:
 
     bfloat16, float16, float32 = torch.bfloat16, torch.float16, torch.float32
     int16, int32, int64 = torch.int16, torch.int32, torch.int64
-    exp, exp2 = torch.exp, torch.exp2
+    abs, exp, exp2, floor, log2 = torch.abs, torch.exp, torch.exp2, torch.floor, torch.log2
     expand_dims, permute, reshape = torch.unsqueeze, torch.permute, torch.reshape
     static_range = range
 
@@ -105,12 +105,21 @@ class Language:
         return value
 
     @staticmethod
+    def join(a: Any, b: Any) -> Any:
+        return torch.stack([a, b], -1)
+
+    @staticmethod
+    def multiple_of(value: Any, factors: list[int]) -> Any:
+        assert not (value % factors[-1]).any(), "a compiler would count on it"
+        return value
+
+    @staticmethod
     def minimum(a: Any, b: Any) -> Any:
-        return torch.minimum(a, _value(b))
+        return torch.minimum(_value(a), _value(b))
 
     @staticmethod
     def maximum(a: Any, b: Any) -> Any:
-        return torch.maximum(a, _value(b))
+        return torch.maximum(_value(a), _value(b))
 
     @staticmethod
     def broadcast(a: Any, b: Any) -> Any:
@@ -146,10 +155,15 @@ class Language:
         return before
 
     @staticmethod
-    def inline_asm_elementwise(asm: str, constraints: str, args: list[Any], *_: Any, **__: Any) -> Any:
+    def inline_asm_elementwise(asm: str, constraints: str, args: list[Any], *_: Any, **kwargs: Any) -> Any:
         if asm.startswith("and.b32"):
             value, mask = (one.as_subclass(Tensor) for one in args)
             return _value((value.contiguous().view(torch.int16) & mask).view(value.dtype))
+        if constraints.endswith("=h,r"):
+            (words,), wanted = args, kwargs["dtype"][0]
+            held = torch.float8_e4m3fn if "e4m3" in asm else torch.float8_e5m2 if "prmt" in asm else wanted
+            elements = words.as_subclass(Tensor).contiguous()[..., None].view(held).to(wanted)
+            return tuple(map(_value, elements.unbind(-1)))
         assert asm.startswith("griddepcontrol"), asm
         return 0
 

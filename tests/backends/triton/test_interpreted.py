@@ -17,7 +17,7 @@ from octavo.conformance import Suite
 from octavo.conformance.configuration import Configuration, Dirt
 from octavo.conformance.stage import Stage
 from octavo_triton import launch
-from octavo_triton.plan import Decodes, Scratch
+from octavo_triton.plan import FIELDS, Decodes, Scratch
 from tests.backends.triton.interpreted import PROCESSORS, TILE, FlashDecoding, Interpreted, Paged
 from tests.backends.triton.interpreter import OutOfBounds
 
@@ -82,13 +82,15 @@ def test_parts_cover_each_context_once(
     """And no more parts are made than there is room for, however the tokens are spread."""
     room = 6 * wanted + len(contexts) if finer else wanted + len(contexts) - 1
     work = decodes(contexts, wanted, room, few)
-    launch.split(work, torch.tensor(contexts, dtype=torch.int32), window)
+    table = torch.randperm(len(contexts) * 188, dtype=torch.int32).view(len(contexts), 188)
+    launch.split(work, torch.tensor(contexts, dtype=torch.int32), table, 16, window)
     found = items_of(work)
     for row, context in enumerate(contexts):
         own = [item for item in found if item[0] == row]
         assert [part for _, _, _, part, *_ in own] == list(range(len(own)))
-        assert {parts for *_, parts, _ in own} == {len(own)}
+        assert {parts for *_, parts, _, _ in own} == {len(own)}
         assert all(first % TILE.keys == 0 or first == context for _, first, *_ in own)
+        assert all(block == table[row, first // 16] for _, first, end, *_, block in own if first < end)
         edges = [own[0][1], *(end for _, _, end, *_ in own)]
         assert edges == sorted(edges)
         assert edges[1:-1] == [first for _, first, *_ in own[1:]]
@@ -97,17 +99,17 @@ def test_parts_cover_each_context_once(
         assert edges[0] == min(oldest // TILE.keys * TILE.keys, context)
     assert len(found) <= room
     seen = sum(end - first for _, first, end, *_ in found)
-    assert {streamed for *_, streamed in found} == {int(seen <= few)}
-    assert (work.items[0][len(found) :] == -1).all()
+    assert {streamed for *_, streamed, _ in found} == {int(seen <= few)}
+    assert (work.items[len(found) :, 0] == -1).all()
 
 
 def items_of(work: Decodes) -> list[tuple[int, ...]]:
-    return [tuple(item) for item in work.items.T.tolist() if item[0] >= 0]
+    return [tuple(item[:-1]) for item in work.items.tolist() if item[0] >= 0]
 
 
 def decodes(contexts: list[int], wanted: int, room: int, few: int = 0) -> Decodes:
     nothing = Scratch(torch.empty(0), torch.empty(0))
-    return Decodes(len(contexts), TILE, wanted, few, torch.full((6, room), -7, dtype=torch.int32), nothing)
+    return Decodes(len(contexts), TILE, wanted, few, torch.full((room, FIELDS), -7, dtype=torch.int32), nothing)
 
 
 def seconds(lengths: list[int], wanted: int) -> int:
@@ -139,7 +141,8 @@ def test_hardly_another_share_is_done_sooner(contexts: list[int], wanted: int) -
     """Of all lengths that parts could have, tried out one by one."""
     room = 6 * wanted + len(contexts)
     work = decodes(contexts, wanted, room)
-    launch.split(work, torch.tensor(contexts, dtype=torch.int32), None)
+    table = torch.zeros(len(contexts), 1, dtype=torch.int32)
+    launch.split(work, torch.tensor(contexts, dtype=torch.int32), table, 1 << 14, None)
     taken = seconds([end - first for _, first, end, *_ in items_of(work)], wanted)
     tried = (cut(contexts, share) for share in range(TILE.keys, max(contexts) + TILE.keys, TILE.keys))
     best = min((seconds(lengths, wanted) for lengths in tried if len(lengths) <= room), default=BEGUN)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.attention.contract import AttentionSpec
 from octavo.attention.device import CPU
-from octavo_triton.tuning import PLAIN, TUNABLES, DecodeTile, PrefillTile, Tuning, fitted
+from octavo_triton.tuning import PLAIN, TUNABLES, DecodeTile, PrefillTile, RegisterTile, Tuning, fitted
 from tests.backends.triton.interpreted import FlashDecoding
 
 POWERS = st.integers(4, 8).map(lambda exponent: 1 << exponent)
@@ -61,8 +61,17 @@ def test_options_change_what_they_name() -> None:
     assert found.prefill == PLAIN.prefill
     for phase, shapes in TUNABLES.items():
         for shape in shapes:
-            tile = getattr(PLAIN.with_options({phase: shape}), phase)
-            assert {name: getattr(tile, name) for name in shape} == shape
+            changed = PLAIN.with_options({phase: shape})
+            if "registers" in shape:
+                tile = RegisterTile(shape["warps"], shape["per_processor"])
+                assert (
+                    [changed.registers.few, changed.registers.many]
+                    == [tile, tile]
+                    == [changed.wide.few, changed.wide.many]
+                )
+                assert (changed.decode, changed.prefill) == (PLAIN.decode, PLAIN.prefill)
+            else:
+                assert {name: getattr(getattr(changed, phase), name) for name in shape} == shape
 
 
 @pytest.mark.parametrize(
@@ -70,6 +79,7 @@ def test_options_change_what_they_name() -> None:
     [
         ({"decode": 3}, 'option decode is 3, it must be an object, e.g. {"keys": 64}'),
         ({"decode": {"key": 3}}, "option decode has key, it takes keys, warps, stages, per_processor"),
+        ({"decode": {"registers": 1, "keys": 3}}, "option decode has keys, it takes warps, per_processor"),
         ({"prefill": {"keys": 0}}, "option prefill has keys 0, it must be a whole number at least 1"),
         ({"prefill": {"keys": True}}, "option prefill has keys True, it must be"),
         ({"prefill": {"keys": "64"}}, "option prefill has keys '64', it must be"),

@@ -9,12 +9,16 @@ _BEGUN = tl.constexpr(64)
 """What a part costs before its first key, in tokens that a program reads meanwhile ..."""
 _ROUND = tl.constexpr(48)
 """... and each round of joining a row's parts."""
+FIELDS = tl.constexpr(8)
+"""Of an item, one of which is spare: they lie together, since a part begins with them."""
 
 
-@triton.jit(do_not_specialize=["rows", "room", "wanted", "few"])
+@triton.jit(do_not_specialize=["width", "rows", "room", "wanted", "few"])
 def split(
     items,
     contexts,
+    table,
+    width,
     rows,
     room,
     wanted,
@@ -24,15 +28,15 @@ def split(
     SHARES: tl.constexpr,
     UNIT: tl.constexpr,
     JOINED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Who does what: items [6, room] int32 of row (-1: nothing), first token, end, part, parts, and whether `few` hold.
+    """Who does what: items [room, FIELDS] int32, which `Decodes.items` describes; few: see there too.
 
-    That is: no more than `few` tokens are read in all. `wanted` items run at a time. Rows' tokens are shared out in
-    parts of about equal length, multiples of UNIT tokens; of SHARES such lengths that one is taken which is done first,
-    so that one long context among short ones is many items. Each program fills ITEMS of them. A row has one item at
-    least, so that its output is written.
+    `wanted` items run at a time. Rows' tokens are shared out in parts of about equal length, multiples of UNIT tokens;
+    of SHARES such lengths that one is taken which is done first, so that one long context among short ones is many
+    items. Each program fills ITEMS of them. A row has one item at least, so that its output is written.
     """
     begin(EARLY)
     row = tl.arange(0, ROWS)
@@ -54,13 +58,18 @@ def split(
     # A row's parts are made alike, the last one too: the longest sets the pace.
     even = tl.cdiv(tl.cdiv(end - start, tl.maximum(count, 1)), UNIT) * UNIT
     first = tl.minimum(start + part * even, end)
+    streamed = (tl.sum(tokens.to(tl.int64)) <= few).to(tl.int32)
+    entry = table + owner.to(tl.int64) * width + first // BLOCK_SIZE
+    block = tl.load(entry, mask=(owner < rows) & (first < end), other=0)
+    to = items + item * FIELDS
     fits = item < room
-    tl.store(items + item, tl.where(owner < rows, owner, -1), mask=fits)
-    tl.store(items + room + item, first, mask=fits)
-    tl.store(items + 2 * room + item, tl.minimum(first + even, end), mask=fits)
-    tl.store(items + 3 * room + item, part, mask=fits)
-    tl.store(items + 4 * room + item, count, mask=fits)
-    tl.store(items + 5 * room + item, (tl.sum(tokens.to(tl.int64)) <= few).to(tl.int32), mask=fits)
+    tl.store(to, tl.where(owner < rows, owner, -1), mask=fits)
+    tl.store(to + 1, first, mask=fits)
+    tl.store(to + 2, tl.minimum(first + even, end), mask=fits)
+    tl.store(to + 3, part, mask=fits)
+    tl.store(to + 4, count, mask=fits)
+    tl.store(to + 5, streamed, mask=fits)
+    tl.store(to + 6, block, mask=fits)
 
 
 @triton.jit
@@ -90,7 +99,7 @@ def parts_of(tokens, share, real, UNIT: tl.constexpr):
     return tl.where(real, tl.maximum(parts, 1), 0)
 
 
-@triton.jit(do_not_specialize=["width", "room"])
+@triton.jit(do_not_specialize=["width"])
 def decode(
     out,
     query,
@@ -105,7 +114,6 @@ def decode(
     query_token,
     query_head,
     width,
-    room,
     scale,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -132,12 +140,13 @@ def decode(
     begin(EARLY)
     kv_head = tl.program_id(0) % KV_HEADS
     item = tl.program_id(0) // KV_HEADS
-    row = tl.load(items + item)
+    own_item = items + item * FIELDS
+    row = tl.load(own_item)
     # Before it is known whether they are needed: with few rows, each wait for memory shows.
-    first = tl.load(items + room + item)
-    end = tl.load(items + 2 * room + item)
-    part = tl.load(items + 3 * room + item)
-    parts = tl.load(items + 4 * room + item)
+    first = tl.load(own_item + 1)
+    end = tl.load(own_item + 2)
+    part = tl.load(own_item + 3)
+    parts = tl.load(own_item + 4)
     if row < 0:
         return
     last = tl.load(contexts + row) - 1

@@ -1,88 +1,30 @@
 """Tiles of keys and values in Gluon, loaded from memory straight into the registers that the matrix unit reads.
 
-A tile has TOKENS tokens for each of WARPS warps, each of which has a running softmax of its own. A warp's lanes load
-whole lines of memory; where the matrix unit wants another lane to have an element, lanes exchange them.
+They are loaded as words of several elements: compilers keep those together in a register.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-TOKENS = gl.constexpr(16)
-"""Of a warp: what the matrix unit takes at a time."""
+from octavo_triton.kernels.register_layouts import (
+    TOKENS,
+    key_operand,
+    loaded_keys,
+    loaded_values,
+    matrix,
+    run,
+    value_operand,
+    weight_operand,
+)
+
 LOG2_E = gl.constexpr(1.4426950408889634)
 
 
-@gluon.constexpr_function
-def matrix(warps):
-    """Of scores [warps, tokens, heads] and of sums [warps, dims, heads].
-
-    There are 8 heads at least; the other way round, [heads, tokens], there would be 16.
-    """
-    return gl.NVMMADistributedLayout([2, 0], [warps, 1, 1], [1, 16, 8])
-
-
-@gluon.constexpr_function
-def key_operand(warps):
-    """A thread has dims side by side: in a product it does not matter which, if queries are held alike."""
-    return gl.DotOperandLayout(0, matrix(warps), 8)
-
-
-@gluon.constexpr_function
-def query_operand(warps):
-    """Of queries [warps, dims, heads]."""
-    return gl.DotOperandLayout(1, matrix(warps), 8)
-
-
-@gluon.constexpr_function
-def value_operand(warps, upright):
-    """Of values [warps, dims, tokens]."""
-    return gl.DotOperandLayout(0, matrix(warps), 4 if upright else 2)
-
-
-@gluon.constexpr_function
-def weight_operand(warps, upright):
-    """Of weights [warps, tokens, heads]."""
-    return gl.DotOperandLayout(1, matrix(warps), 4 if upright else 2)
-
-
-@gluon.constexpr_function
-def _linear(warps, shape, registers, lanes):
-    """Bases of a thread's elements and of a warp's lanes, each warp with an entry of the first axis."""
-    held = [[bit, 0, 0] for bit in (1, 2) if bit < warps]
-    return gl.DistributedLinearLayout(registers, lanes, held, [], [warps, *shape])
-
-
-@gluon.constexpr_function
-def loaded_keys(warps, size, upright):
-    """[warps, tokens, size] as they are loaded. upright: dims lie in runs of 8, and a run of all slots together."""
-    eight = [[0, 0, 1], [0, 0, 2], [0, 0, 4]]
-    if upright:
-        lanes = [[0, 0, 8], [0, 8, 0], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
-        return _linear(warps, [16, size], eight + [[0, 0, bit] for bit in (16, 32, 64) if bit < size], lanes)
-    if size == 64:
-        lanes = [[0, 0, 8], [0, 0, 16], [0, 0, 32], [0, 2, 0], [0, 4, 0]]
-        return _linear(warps, [16, size], [*eight, [0, 8, 0], [0, 1, 0]], lanes)
-    lanes = [[0, 0, 8], [0, 0, 16], [0, 0, 32], [0, 0, 64], [0, 4, 0]]
-    return _linear(warps, [16, size], [*eight, [0, 8, 0], [0, 1, 0], [0, 2, 0]], lanes)
-
-
-@gluon.constexpr_function
-def loaded_values(warps, size, upright):
-    """[warps, tokens, size] as they are loaded; upright [warps, size, tokens]: a dim's slots lie side by side."""
-    if upright:
-        lanes = [[0, 8, 0], [0, 0, 8], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
-        registers = [[0, 0, 1], [0, 0, 2], [0, 0, 4]] + [[0, bit, 0] for bit in (16, 32, 64) if bit < size]
-        return _linear(warps, [size, 16], registers, lanes)
-    lanes = [[0, 2, 0], [0, 4, 0], [0, 0, 8], [0, 0, 16], [0, 0, 32]]
-    registers = [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 1, 0], [0, 8, 0]]
-    return _linear(warps, [16, size], registers + [[0, 0, bit] for bit in (64,) if bit < size], lanes)
-
-
 @gluon.jit
-def dim_at(place, UPRIGHT: gl.constexpr):
+def dim_at(place, UPRIGHT: gl.constexpr, RUN: gl.constexpr):
     """Which dim stands where in a sum: see `_stood_up`."""
-    return place if UPRIGHT else place // 64 * 64 + place % 8 * 8 + place // 8 % 8
+    return place if UPRIGHT else place // (8 * RUN) * (8 * RUN) + place % 8 * RUN + place // 8 % RUN
 
 
 @gluon.jit
@@ -117,101 +59,173 @@ def blocks_of(
 
 
 @gluon.jit
-def load_keys(
-    keys, blocks, first, last, kv_head,
-    KEY: gl.constexpr, SIZE: gl.constexpr, BLOCK_SIZE: gl.constexpr, WARPS: gl.constexpr, UPRIGHT: gl.constexpr,
-    EVICT: gl.constexpr,
+def _places(
+    blocks, first, STRIDES: gl.constexpr, BLOCK_SIZE: gl.constexpr, WARPS: gl.constexpr, COUNT: gl.constexpr,
+    AXIS: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """[WARPS, TOKENS, SIZE]; behind the last token that one again, since an unused slot may hold NaN."""
-    layout: gl.constexpr = loaded_keys(WARPS, SIZE, UPRIGHT)
-    slot = gl.minimum(first + index(WARPS, 0, layout) * TOKENS + index(TOKENS, 1, layout), last) % BLOCK_SIZE
-    at = blocks.to(gl.int64) * KEY[0] + _along(slot, KEY[1], KEY[2], KEY[3]) + _along(kv_head, KEY[4], KEY[5], KEY[6])
-    return gl.load(keys + at + _along(index(SIZE, 2, layout), KEY[7], KEY[8], KEY[9]), eviction_policy=EVICT)
+    """Of COUNT slots, or words of slots, for each warp along AXIS: where they begin, and how far behind each is.
+
+    Where a block holds them all, the latter depends on nothing, so that it is worked out once, or even compiled in.
+    """
+    start = first + index(WARPS, 0, layout) * COUNT
+    within = index(COUNT, AXIS, layout)
+    at = blocks.to(gl.int64) * STRIDES[0]
+    if BLOCK_SIZE % COUNT == 0 and STRIDES[2] == 0:
+        begin = at + _along(gl.multiple_of(start % BLOCK_SIZE, [1, 1, COUNT]), STRIDES[1], STRIDES[2], STRIDES[3])
+        return begin, _along(within.to(gl.int64), STRIDES[1], STRIDES[2], STRIDES[3])
+    else:
+        begin = at + _along((start + within) % BLOCK_SIZE, STRIDES[1], STRIDES[2], STRIDES[3])
+        return begin, within.to(gl.int64) * 0
+
+
+@gluon.jit
+def load_keys(
+    keys, blocks, first, kv_head,
+    KEY: gl.constexpr, SIZE: gl.constexpr, BLOCK_SIZE: gl.constexpr, WARPS: gl.constexpr, UPRIGHT: gl.constexpr,
+    PACKED: gl.constexpr, EVICT: gl.constexpr,
+):  # fmt: skip
+    """Words [WARPS, TOKENS, SIZE / PACKED], with whatever unused slots hold."""
+    layout: gl.constexpr = loaded_keys(WARPS, SIZE, UPRIGHT, PACKED)
+    begin, behind = _places(blocks, first, KEY, BLOCK_SIZE, WARPS, TOKENS, 1, layout)
+    dim = _along(index(SIZE // PACKED, 2, layout).to(gl.int64), KEY[7], KEY[8], KEY[9])
+    there = keys + (begin + _along(kv_head, KEY[4], KEY[5], KEY[6]))
+    return gl.load(there + (behind + dim), eviction_policy=EVICT)
 
 
 @gluon.jit
 def load_values(
-    values, blocks, first, last, kv_head,
+    values, blocks, first, kv_head,
     VALUE: gl.constexpr, SIZE: gl.constexpr, BLOCK_SIZE: gl.constexpr, WARPS: gl.constexpr, UPRIGHT: gl.constexpr,
-    EVICT: gl.constexpr,
+    PACKED: gl.constexpr, EVICT: gl.constexpr,
 ):  # fmt: skip
-    """As `load_keys`; upright [WARPS, SIZE, TOKENS], with whatever unused slots hold."""
-    layout: gl.constexpr = loaded_values(WARPS, SIZE, UPRIGHT)
-    head = _along(kv_head, VALUE[4], VALUE[5], VALUE[6])
+    """As `load_keys`; upright [WARPS, SIZE, TOKENS / PACKED]."""
+    layout: gl.constexpr = loaded_values(WARPS, SIZE, UPRIGHT, PACKED)
     if UPRIGHT:
-        slot = (first + index(WARPS, 0, layout) * TOKENS + index(TOKENS, 2, layout)) % BLOCK_SIZE
-        at = blocks.to(gl.int64) * VALUE[0] + slot + head
-        return gl.load(values + at + index(SIZE, 1, layout) * VALUE[9], eviction_policy=EVICT)
+        begin, behind = _places(
+            blocks, first // PACKED, VALUE, BLOCK_SIZE // PACKED, WARPS, TOKENS // PACKED, 2, layout
+        )
+        dim = index(SIZE, 1, layout).to(gl.int64) * VALUE[9]
     else:
-        slot = gl.minimum(first + index(WARPS, 0, layout) * TOKENS + index(TOKENS, 1, layout), last) % BLOCK_SIZE
-        at = blocks.to(gl.int64) * VALUE[0] + _along(slot, VALUE[1], VALUE[2], VALUE[3]) + head
-        dim = _along(index(SIZE, 2, layout), VALUE[7], VALUE[8], VALUE[9])
-        return gl.load(values + at + dim, eviction_policy=EVICT)
+        begin, behind = _places(blocks, first, VALUE, BLOCK_SIZE, WARPS, TOKENS, 1, layout)
+        dim = _along(index(SIZE // PACKED, 2, layout).to(gl.int64), VALUE[7], VALUE[8], VALUE[9])
+    there = values + (begin + _along(kv_head, VALUE[4], VALUE[5], VALUE[6]))
+    return gl.load(there + (behind + dim), eviction_policy=EVICT)
+
+
+@gluon.constexpr_function
+def _to_float16(float8):
+    """Instructions for the four elements of a word; those of e5m2 are the upper halves of float16."""
+    if float8 == "e5m2":
+        low, high = "prmt.b32 low, $4, 0, 0x1404;", "prmt.b32 high, $4, 0, 0x3424;"
+    else:
+        low, high = "cvt.rn.f16x2.e4m3x2 low, first;", "cvt.rn.f16x2.e4m3x2 high, second;"
+    return (
+        "{ .reg .b16 first, second; .reg .b32 low, high; mov.b32 {first, second}, $4; "
+        f"{low} {high} mov.b32 {{$0, $1}}, low; mov.b32 {{$2, $3}}, high; }}"
+    )
 
 
 @gluon.jit
-def _kept(value, mask):
-    """Elements where all bits of the mask are set, 0 where none is, also in the place of NaN; two at a time."""
-    mask, value = gl.broadcast(mask, value)
+def _unpacked(words, query, FLOAT8: gl.constexpr, layout: gl.constexpr):
+    """Of words with two elements, or four of that float8, which become float16 as queries are: along the last axis."""
+    dtype = query.dtype
+    if FLOAT8 is None:
+        two = gl.inline_asm_elementwise(
+            "mov.b32 {$0, $1}, $2;", "=h,=h,r", [words], dtype=(dtype, dtype), is_pure=True, pack=1
+        )
+        wide = gl.reshape(gl.join(two[0], two[1]), [words.shape[0], words.shape[1], 2 * words.shape[2]])
+    else:
+        four = gl.inline_asm_elementwise(
+            _to_float16(FLOAT8), "=h,=h,=h,=h,r", [words], dtype=(dtype, dtype, dtype, dtype), is_pure=True, pack=1
+        )
+        both = gl.join(gl.join(four[0], four[2]), gl.join(four[1], four[3]))
+        wide = gl.reshape(both, [words.shape[0], words.shape[1], 4 * words.shape[2]])
+    return gl.convert_layout(wide, layout, assert_trivial=True)
+
+
+@gluon.jit
+def _kept(value, first, end, WARPS: gl.constexpr, AXIS: gl.constexpr, layout: gl.constexpr):
+    """Elements of tokens before the end, 0 behind it, also in the place of NaN; two at a time."""
+    token = first + index(WARPS, 0, layout) * TOKENS + index(TOKENS, AXIS, layout)
+    mask, value = gl.broadcast(gl.where(token < end, -1, 0).to(gl.int16), value)
     return gl.inline_asm_elementwise(
         "and.b32 $0, $1, $2;", "=r,r,r", [value, mask], dtype=value.dtype, is_pure=True, pack=2
     )
 
 
 @gluon.jit
-def _stood_up(lying, SIZE: gl.constexpr, WARPS: gl.constexpr):
+def _stood_up(lying, SIZE: gl.constexpr, RUN: gl.constexpr, WARPS: gl.constexpr):
     """Token-major values as an operand [WARPS, SIZE, TOKENS]; in its order of dims no lane needs another's."""
-    apart = gl.reshape(lying, [WARPS, TOKENS, SIZE // 64, 8, 8])
+    apart = gl.reshape(lying, [WARPS, TOKENS, SIZE // (8 * RUN), 8, RUN])
     turned = gl.permute(apart, [0, 2, 4, 3, 1])
     return gl.convert_layout(
         gl.reshape(turned, [WARPS, SIZE, TOKENS]), value_operand(WARPS, False), assert_trivial=True
     )
 
 
+@gluon.constexpr_function
+def shift(dtype):
+    """Binary places by which weights are larger than they are: float16 has not many for small ones."""
+    return 15 if dtype == gl.float16 else 0
+
+
 @gluon.jit
-def _widened(element, DTYPE: gl.constexpr):
-    """In the queries' dtype. From float8 to bfloat16 by way of others: each step has an instruction that is fast."""
-    if element.dtype == DTYPE:
-        return element
-    elif gl.bfloat16 == DTYPE:
-        return element.to(gl.float16).to(gl.float32).to(DTYPE)
+def fitted(query, DTYPE: gl.constexpr, WARPS: gl.constexpr):
+    """Queries [WARPS, SIZE, HEADS] in DTYPE, and what their scores are to be multiplied by, [WARPS, HEADS].
+
+    DTYPE is float16 where keys are of float8, which one instruction turns into that: then bfloat16 queries of a head
+    are divided by a power of two, so that the largest is between 1 and 2.
+    """
+    around: gl.constexpr = gl.SliceLayout(1, matrix(WARPS))
+    if query.dtype == DTYPE:
+        return query, gl.full([WARPS, query.shape[2]], 1.0, gl.float32, around)
     else:
-        return element.to(DTYPE)
+        wide = query.to(gl.float32)
+        largest = gl.maximum(gl.max(gl.abs(wide), 1), 1e-30)
+        power = gl.exp2(gl.floor(gl.log2(largest)))
+        return (wide / gl.expand_dims(power, 1)).to(DTYPE), gl.convert_layout(power, around)
 
 
 @gluon.jit
 def absorb(
     peak, total, weighted, query, key, value, first, end, oldest, scale,
-    SIZE: gl.constexpr, HEADS: gl.constexpr, WARPS: gl.constexpr, UPRIGHT: gl.constexpr, WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr,
+    SIZE: gl.constexpr, HEADS: gl.constexpr, WARPS: gl.constexpr, UPRIGHT: gl.constexpr, FLOAT8: gl.constexpr,
+    WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, BOUNDED: gl.constexpr,
 ):  # fmt: skip
     """A tile into the running softmax of each warp.
 
     peak [WARPS, HEADS], in base 2, total [WARPS, TOKENS, HEADS], whose tokens are to be summed at the end, and weighted
-    [WARPS, SIZE, HEADS] come back renewed. oldest: the first token that is seen, where there is a WINDOW.
+    [WARPS, SIZE, HEADS] come back renewed; the latter two are shifted. scale: [WARPS, HEADS]. oldest: the first token
+    that is seen, where there is a WINDOW. BOUNDED: are there tokens behind the end?
     """
     layout: gl.constexpr = matrix(WARPS)
     nothing = gl.zeros([WARPS, TOKENS, HEADS], gl.float32, layout)
-    scores = mma_v2(gl.convert_layout(_widened(key, query.dtype), key_operand(WARPS)), query, nothing)
-    value = _widened(value, query.dtype)
+    PACKED: gl.constexpr = 2 if FLOAT8 is None else 4
+    key = gl.convert_layout(key, key_operand(WARPS, SIZE, PACKED, True))
+    scores = mma_v2(_unpacked(key, query, FLOAT8, key_operand(WARPS, SIZE, PACKED)), query, nothing)
     base_2 = scale * LOG2_E
     if SOFTCAP is not None:
-        scores = SOFTCAP - 2 * SOFTCAP / (gl.exp(scores * (2 * scale / SOFTCAP)) + 1)
-        base_2 = LOG2_E
+        scores = SOFTCAP - 2 * SOFTCAP / (gl.exp(scores * gl.expand_dims(2 * scale / SOFTCAP, 1)) + 1)
+        base_2 = gl.full([WARPS, HEADS], LOG2_E, gl.float32, gl.SliceLayout(1, layout))
     token = first + index(WARPS, 0, layout) * TOKENS + index(TOKENS, 1, layout)
-    seen = token < end
+    if BOUNDED:
+        scores = gl.where(token < end, scores, float("-inf"))
     if WINDOW is not None:
-        seen = seen & (token >= oldest)
-    scores = gl.where(seen, scores, float("-inf"))
+        scores = gl.where(token >= oldest, scores, float("-inf"))
     higher = gl.maximum(peak, gl.max(scores, 1) * base_2)
     base = gl.where(higher == float("-inf"), 0.0, higher)
-    weights = gl.exp2(scores * base_2 - gl.expand_dims(base, 1))
+    weights = gl.exp2(scores * gl.expand_dims(base_2, 1) - gl.expand_dims(base - shift(query.dtype), 1))
     decay = gl.expand_dims(gl.exp2(peak - base), 1)
     if UPRIGHT:
         operand: gl.constexpr = value_operand(WARPS, True)
-        place = first + index(WARPS, 0, operand) * TOKENS + index(TOKENS, 2, operand)
-        value = _kept(gl.convert_layout(value, operand), gl.where(place < end, -1, 0).to(gl.int16))
+        value = _unpacked(gl.convert_layout(value, value_operand(WARPS, True, PACKED)), query, FLOAT8, operand)
+        if BOUNDED:
+            value = _kept(value, first, end, WARPS, 2, operand)
     else:
-        value = _stood_up(value, SIZE, WARPS)
+        loaded: gl.constexpr = loaded_values(WARPS, SIZE, False, PACKED, False)
+        value = _unpacked(value, query, FLOAT8, loaded)
+        if BOUNDED:
+            value = _kept(value, first, end, WARPS, 1, loaded)
+        value = _stood_up(value, SIZE, run(SIZE, PACKED), WARPS)
     given = gl.convert_layout(weights.to(value.dtype), weight_operand(WARPS, UPRIGHT))
     return higher, total * decay + weights, mma_v2(value, given, weighted * decay)
