@@ -37,8 +37,6 @@ _FLASHINFER = (0, 6, 14)
 _OLDEST = (8, 0)
 _HOPPER = 9
 """Compute capabilities."""
-_TENSOR_CORES_FROM = 4
-"""Query heads to a key head: for fewer, tensor cores would mostly multiply padding."""
 _PREFILL = ("fa2", "fa3")
 _MOST_PAGES = 1 << 22
 """Ids of a captured step, 16 MiB: with more of them, as only shared prefixes make, a step runs as it is."""
@@ -100,7 +98,7 @@ class FlashInferBackend(AttentionBackend):
         self._wrappers = wrappers
         least, most = (self._workspace_bytes(rows, prefill) for rows in (1, MOST_ROWS))
         workspace = Workspace.of(device.torch_device, max(least, min(most, MOST_BYTES)))
-        self._layers = wrappers.Layers(spec, block_size, workspace, self._uses_tensor_cores, prefill)
+        self._layers = wrappers.Layers(spec, block_size, workspace, prefill)
         with _told("decoding"):
             self._decoding = wrappers.Decoding(self._layers)
         with _told("prompts"):
@@ -113,7 +111,7 @@ class FlashInferBackend(AttentionBackend):
 
     @classmethod
     def probe(cls, device: Device) -> str | None:
-        """A GPU of NVIDIA's, FlashInfer, and kernels or the compiler that makes them."""
+        """A GPU of NVIDIA's, FlashInfer, and the compiler that makes its kernels."""
         if device.name != "cuda":
             return f"it runs on cuda, not on {device.name}"
         if find_spec("flashinfer") is None:
@@ -123,10 +121,10 @@ class FlashInferBackend(AttentionBackend):
         capability = torch.cuda.get_device_capability(device.torch_device)
         if capability < _OLDEST:
             return f"it needs compute capability {_dotted(_OLDEST)} or newer, this GPU has {_dotted(capability)}"
-        if find_spec("flashinfer_jit_cache") is None and not _has_compiler():
+        if not _has_compiler():
             return (
                 "FlashInfer compiles its kernels with nvcc, which is not found: install the CUDA toolkit and name its "
-                "folder in CUDA_HOME, or install flashinfer-jit-cache"
+                "folder in CUDA_HOME"
             )
         return None
 
@@ -137,11 +135,6 @@ class FlashInferBackend(AttentionBackend):
     def count_processors(self) -> int:
         """Its multiprocessors."""
         return torch.cuda.get_device_properties(self.device.torch_device).multi_processor_count
-
-    @property
-    def _uses_tensor_cores(self) -> bool:
-        """When it decodes."""
-        return self.spec.group >= _TENSOR_CORES_FROM
 
     def _prefill_kernel(self, wanted: object) -> str:
         """As asked for, else the one for Hopper where it can be. Raises ValueError on what it cannot do."""
@@ -155,8 +148,7 @@ class FlashInferBackend(AttentionBackend):
         return str(wanted)
 
     def _workspace_bytes(self, rows: int, prefill: str) -> int:
-        processors, cores = self.count_processors(), self._uses_tensor_cores
-        return needed(self.spec, rows, processors, tensor_cores=cores, split_prompts=prefill == "fa2")
+        return needed(self.spec, rows, self.count_processors(), split_prompts=prefill == "fa2")
 
     def plan(self, batch: AttentionBatch, bucket: int | None = None) -> Plan:
         """Share out the step's work, on the host: where core does not give lengths there, they are asked for once."""
@@ -211,8 +203,6 @@ class FlashInferBackend(AttentionBackend):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, plan: Plan, layer: int) -> Tensor:
         """As the contract says; keys and values come from the cache, this step's too."""
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        if self._layers.smaller != 1:
-            query = query * self._layers.smaller
         keys, values = cache.keys[layer], cache.values[layer]
         if plan.decoding is not None:
             plan.decoding.run(query[: plan.decodes], keys, values, out[: plan.decodes])

@@ -17,9 +17,7 @@ MOST_ROWS: Final = 512
 MOST_BYTES: Final = 1 << 29
 """Of a workspace, for captured steps' sake: one that wants more, as with many heads to a key head, is not captured."""
 _CTAS_PER_PROCESSOR: Final = 2
-"""Of a split step on tensor cores, by FlashInfer's plan."""
-_MOST_CTAS: Final = 16
-"""That a processor runs side by side of the kernel without tensor cores, each of 128 threads."""
+"""Of a split step, by FlashInfer's plan."""
 _FEW, _SOME, _MANY = 16, 64, 128
 """Queries of a tile, those of a group's heads together."""
 _SPARE: Final = 1 << 20
@@ -48,18 +46,16 @@ class Workspace:
 _SHARED: WeakValueDictionary[torch.device, Workspace] = WeakValueDictionary()
 
 
-def needed(spec: AttentionSpec, rows: int, processors: int, *, tensor_cores: bool, split_prompts: bool) -> int:
+def needed(spec: AttentionSpec, rows: int, processors: int, *, split_prompts: bool) -> int:
     """Bytes for captured steps of so many rows that decode, and for all others.
 
-    They are those of FlashInfer's own plan (its DecodePlan and PrefillPlan): for each part a value of each head in
-    float32, and its sum. `split_prompts`: the kernel for prompts splits contexts too.
+    They are those of FlashInfer's own plan (its PrefillPlan, which decoding on tensor cores has too): for each part a
+    value of each head in float32, and its sum. `split_prompts`: the kernel for prompts splits contexts too.
     """
     most = max(_CTAS_PER_PROCESSOR * processors // spec.kv_heads, 1)
-    parts = spec.group * processors * _MOST_CTAS
-    if tensor_cores:
-        tile = _tile(spec, spec.group)
-        tiles = -(-rows * spec.group // tile) + rows - 1
-        parts = spec.heads * tile * max(most, tiles)
+    tile = _tile(spec, spec.group)
+    tiles = -(-rows * spec.group // tile) + rows - 1
+    parts = spec.heads * tile * max(most, tiles)
     if split_prompts:
         parts = max(parts, spec.heads * most * _tile(spec, math.inf))
     return parts * (spec.head_size + 1) * torch.float32.itemsize + _SPARE

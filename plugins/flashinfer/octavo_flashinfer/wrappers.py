@@ -13,15 +13,13 @@ from torch import Tensor
 
 from octavo.attention.contract import AttentionSpec
 from octavo_flashinfer.pages import Pages, pinned, sent
+from octavo_flashinfer.variant import jit_args, run_args
 from octavo_flashinfer.workspace import INTEGERS, Workspace
 
 _LAYOUT = "NHD"
 """[pages, page, kv_heads, head_size]."""
-_SMALLER = 1 / 64
-"""What queries are multiplied by, and the scale divided: exact, being a power of two, but for float16 below 0.004.
-
-FlashInfer hides a key by a score of -5e4, before the scale: real scores may be lower, and would be taken for hidden.
-"""
+_DECODING = "fa2"
+"""FlashInfer's name of the kernel, which is the one for prompts too: on tensor cores, whatever the size of a group."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,6 @@ class Layers:
     spec: AttentionSpec
     block_size: int
     workspace: Workspace
-    tensor_cores: bool
-    """Does decoding use them?"""
     prefill: str
     """FlashInfer's name of the kernel for prompts: "fa2", or on Hopper "fa3"."""
 
@@ -40,11 +36,6 @@ class Layers:
     def sizes(self) -> tuple[int, int, int, int]:
         """As all plans want them, in this order."""
         return self.spec.heads, self.spec.kv_heads, self.spec.head_size, self.block_size
-
-    @cached_property
-    def smaller(self) -> float:
-        """What queries are to be multiplied by. A soft cap comes before keys are hidden, so nothing is too low."""
-        return 1.0 if self.spec.softcap else _SMALLER
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -55,7 +46,7 @@ class Layers:
             "logits_soft_cap": spec.softcap or 0.0,
             "q_data_type": spec.dtype,
             "kv_data_type": spec.kv_dtype,
-            "sm_scale": spec.scale / self.smaller,
+            "sm_scale": spec.scale,
         }
 
 
@@ -66,8 +57,10 @@ class Decoding:
         """Builds the kernels, or loads them."""
         self.layers = layers
         self._wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            layers.workspace.floats, _LAYOUT, use_tensor_cores=layers.tensor_cores, backend="fa2"
-        )
+            layers.workspace.floats, _LAYOUT, use_tensor_cores=True, backend=_DECODING,
+            jit_args=jit_args(layers.spec, _DECODING),
+        )  # fmt: skip
+        self._scalars = run_args(layers.spec, _DECODING)
         self._wrapper.plan(*_smallest(layers), *layers.sizes, **layers.settings)
 
     def plan(self, pages: Pages, indices: Tensor) -> None:
@@ -77,7 +70,7 @@ class Decoding:
 
     def run(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
         """query, out: [rows, heads, head_size]."""
-        self._wrapper.run(query, (keys, values), out=out)
+        self._wrapper.run(query, (keys, values), *self._scalars, out=out)
 
 
 class Prefill:
@@ -87,8 +80,9 @@ class Prefill:
         """Builds the kernels, or loads them."""
         self.layers = layers
         self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
-            layers.workspace.floats, _LAYOUT, backend=layers.prefill
+            layers.workspace.floats, _LAYOUT, backend=layers.prefill, jit_args=jit_args(layers.spec, layers.prefill)
         )
+        self._scalars = run_args(layers.spec, layers.prefill)
         starts, indices, last = _smallest(layers)
         self._plan(starts, starts, indices, last, 1)
 
@@ -106,7 +100,7 @@ class Prefill:
 
     def run(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
         """query, out: [tokens, heads, head_size]."""
-        self._wrapper.run(query, (keys, values), out=out)
+        self._wrapper.run(query, (keys, values), *self._scalars, out=out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,10 +137,11 @@ class Captured:
         self.layers = layers
         self._starts, self._last, self._indices = storage.starts[: rows + 1], storage.last[:rows], storage.indices
         self._wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            layers.workspace.floats, _LAYOUT, use_cuda_graph=True, use_tensor_cores=layers.tensor_cores,
+            layers.workspace.floats, _LAYOUT, use_cuda_graph=True, use_tensor_cores=True,
             paged_kv_indptr_buffer=self._starts, paged_kv_indices_buffer=self._indices,
-            paged_kv_last_page_len_buffer=self._last, backend="fa2",
+            paged_kv_last_page_len_buffer=self._last, backend=_DECODING, jit_args=jit_args(layers.spec, _DECODING),
         )  # fmt: skip
+        self._scalars = run_args(layers.spec, _DECODING)
         self._wrapper.reset_workspace_buffer(layers.workspace.floats, storage.integers)
         blank = Pages.of(np.zeros(rows, np.int32), layers.block_size)
         self._wrapper.plan(blank.starts, self._indices[:rows], blank.last, *layers.sizes, **layers.settings)
@@ -166,7 +161,7 @@ class Captured:
 
     def run(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
         """query, out: [rows, heads, head_size]."""
-        self._wrapper.run(query, (keys, values), out=out)
+        self._wrapper.run(query, (keys, values), *self._scalars, out=out)
 
 
 def _smallest(layers: Layers) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,6 +6,7 @@ on buffers that were not refreshed with it, is an error. So is a launch that dif
 
 from __future__ import annotations
 
+import re
 from types import ModuleType
 from typing import Any
 
@@ -15,17 +16,42 @@ from torch import Tensor
 HIDDEN = -5e4
 """The score of a key that is not seen, before it is scaled (flashinfer/math.cuh: inf)."""
 PROCESSORS = 8
-GROUPS = (1, 2, 3, 4, 8)
-"""That the kernel without tensor cores knows."""
+
+
+class Variant:
+    """What is to be compiled in the place of its own attention, as far as answers depend on it (`jit_args`)."""
+
+    built: dict[str, tuple[Any, ...]] = {}  # noqa: RUF012  by name: what is compiled is found again by that alone
+
+    def __init__(self, jit_args: list[Any], kernel: str) -> None:
+        name, self.query, self.cache, out, index, self.size, value_size, *rest = jit_args
+        tensors, tensor_dtypes, scalars, scalar_dtypes, variant, declared, positions, self.windowed = rest
+        assert (out, index, value_size, positions) == (self.query, torch.int32, self.size, 0)
+        assert (tensors, tensor_dtypes, scalars, scalar_dtypes) == ([], [], ["sm_scale"], ["double"])
+        assert self.built.setdefault(name, (kernel, *jit_args)) == (kernel, *jit_args), f"{name} is something else too"
+        base = f"DefaultAttention<false, {str(self.windowed).lower()}, false, false>"
+        assert f"struct {variant} : {base if kernel == 'fa2' else 'StandardAttention'} {{" in declared
+        smaller = re.search(r"return logits / (\d+);", declared) if kernel == "fa2" else None
+        self.smaller = int(smaller[1]) if smaller else 1
+        hidden = re.search(r"fill_value = -0x1p(\d+)f;", declared) if kernel == "fa3" else None
+        self.hidden = -(2.0 ** int(hidden[1])) if hidden else HIDDEN
+
+    def check(self, told: dict[str, Any]) -> None:
+        """It is for what is planned."""
+        assert not told["logits_soft_cap"], "the variant has none"
+        assert (told["q_data_type"], told["kv_data_type"]) == (self.query, self.cache)
+        assert (told["head_dim"], told["window_left"] >= 0) == (self.size, self.windowed)
 
 
 class Wrapper:
     """What both have in common."""
 
     made: list[Wrapper] = []  # noqa: RUF012  all of them, for tests to look at
-    tensor_cores = True
 
-    def __init__(self, floats: Tensor, kv_layout: str, buffers: tuple[Tensor | None, ...]) -> None:
+    def __init__(
+        self, floats: Tensor, kv_layout: str, buffers: tuple[Tensor | None, ...], jit_args: Any, kernel: str
+    ) -> None:
+        self.variant = None if jit_args is None else Variant(jit_args, kernel)
         assert kv_layout == "NHD"
         assert not floats.any(), "it must be zeros at first"
         self.floats, self.buffers, self.graph = floats, buffers, any(buffer is not None for buffer in buffers)
@@ -45,17 +71,16 @@ class Wrapper:
         assert (starts.diff() >= 1).all(), "a captured step has no room for rows without pages"
         assert ((last >= 0) & (last <= told["page_size"])).all()
         group = told["num_qo_heads"] // told["num_kv_heads"]
-        assert self.tensor_cores or group in GROUPS
+        if self.variant is not None:
+            self.variant.check(told)
         assert self._needed(query_starts, rows, group, told) <= len(self.floats), "the workspace is too small"
         self.told = told
         self._plan = torch.cat([query_starts, starts, last]).view(torch.uint8)
         self.integers[: len(self._plan)] = self._plan
 
     def _needed(self, query_starts: Tensor, rows: int, group: int, told: dict[str, Any]) -> int:
-        """Bytes of what is split (flashinfer/attention/scheduler.cuh: DecodePlan, PrefillPlan)."""
+        """Bytes of what is split (flashinfer/attention/scheduler.cuh: PrefillPlan)."""
         size, heads, key_heads = (int(told[name]) for name in ("head_dim", "num_qo_heads", "num_kv_heads"))
-        if not self.tensor_cores:
-            return 4 * (size + 1) * group * PROCESSORS * 16
         most = 2 * PROCESSORS // key_heads
         queries = query_starts.diff() * group
         length = int(queries[0]) if self.graph else int(queries.sum()) // rows
@@ -64,9 +89,11 @@ class Wrapper:
         return 4 * (size + 1) * heads * tile * max(most, tiles)
 
     def _run(
-        self, query: Tensor, cache: tuple[Tensor, Tensor], out: Tensor, read: tuple[Tensor, ...], *, causal: bool
-    ) -> Tensor:
+        self, query: Tensor, cache: tuple[Tensor, Tensor], scalars: tuple[float, ...], out: Tensor,
+        read: tuple[Tensor, ...], *, causal: bool,
+    ) -> Tensor:  # fmt: skip
         told, (query_starts, starts, indices, last) = self.told, read
+        assert len(scalars) == (self.variant is not None), "its own attention takes the scale from the plan"
         assert indices.dtype == torch.int32
         assert (query.dtype, out.dtype) == (told["q_data_type"], told["q_data_type"])
         assert out.shape == query.shape
@@ -76,6 +103,7 @@ class Wrapper:
         assert torch.equal(self.integers[: len(given)], given), "this is not the step that was planned last"
         if self.graph:
             launch = (*(buffer.data_ptr() for buffer in read), self.integers.data_ptr(), self.floats.data_ptr(), told)
+            launch = (*launch, scalars)
             assert self.launched in (None, launch), "a graph would launch what it has captured"
             self.launched = launch
         for row in range(len(last)):
@@ -83,22 +111,27 @@ class Wrapper:
             context = (len(pages) - 1) * told["page_size"] + int(last[row])
             own = slice(int(query_starts[row]), int(query_starts[row + 1]))
             keys, values = (held[pages].flatten(0, 1)[:context].double() for held in cache)
-            out[own] = self._attended(query[own].double(), keys, values, causal).to(out.dtype)
+            out[own] = self._attended(query[own].double(), keys, values, scalars, causal).to(out.dtype)
         return out
 
-    def _attended(self, query: Tensor, keys: Tensor, values: Tensor, causal: bool) -> Tensor:
+    def _attended(
+        self, query: Tensor, keys: Tensor, values: Tensor, scalars: tuple[float, ...], causal: bool
+    ) -> Tensor:
         """[new, heads, size] of [context, kv_heads, size]; zeros without a context."""
         told, new, context = self.told, len(query), len(keys)
         group = query.shape[1] // keys.shape[1]
         keys, values = (held.repeat_interleave(group, dim=1) for held in (keys, values))
         scores, scale = torch.einsum("qhd,khd->hqk", query, keys), told["sm_scale"]
+        hidden = HIDDEN
         if cap := told["logits_soft_cap"]:
             scores, scale = torch.tanh(scores * scale / cap), cap
+        if self.variant is not None:
+            scores, (scale,), hidden = scores / self.variant.smaller, scalars, self.variant.hidden
         places, own = torch.arange(context), torch.arange(context - new, context)[:, None]
         seen = (places <= own) if causal else torch.ones(new, context, dtype=torch.bool)
         if told["window_left"] >= 0:
             seen &= places + told["window_left"] >= own
-        scores = torch.cat([scores.masked_fill(~seen, HIDDEN), torch.full((*scores.shape[:2], 1), HIDDEN)], dim=-1)
+        scores = torch.cat([scores.masked_fill(~seen, hidden), torch.full((*scores.shape[:2], 1), hidden)], dim=-1)
         weights = torch.exp((scores - scores.amax(-1, keepdim=True)) * scale)[..., :-1]
         total = weights.sum(-1, keepdim=True)
         return torch.einsum("hqk,khd->qhd", weights / total.clamp(min=1e-300), values)
@@ -112,11 +145,9 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         backend: str = "auto", jit_args: Any = None,
     ) -> None:  # fmt: skip
         buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
-        super().__init__(float_workspace_buffer, kv_layout, buffers)
+        super().__init__(float_workspace_buffer, kv_layout, buffers, jit_args, backend)
         assert self.graph == use_cuda_graph
-        assert backend == "fa2"
-        assert jit_args is None
-        self.tensor_cores = use_tensor_cores
+        assert (backend, use_tensor_cores) == ("fa2", True)
         if use_cuda_graph:
             assert paged_kv_indptr_buffer is not None
             assert paged_kv_last_page_len_buffer is not None
@@ -163,7 +194,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         assert last is not None
         assert len(q) == len(last)
         read = (self._query_starts(len(last)), starts, indices, last)
-        return self._run(q, paged_kv_cache, out, read, causal=False)
+        return self._run(q, paged_kv_cache, args, out, read, causal=False)
 
     def _query_starts(self, rows: int) -> Tensor:
         """Made once: a graph reads it where it is."""
@@ -202,7 +233,8 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         custom_mask_buf: Tensor | None = None, mask_indptr_buf: Tensor | None = None, backend: str = "auto",
         jit_args: Any = None, jit_kwargs: Any = None,
     ) -> None:  # fmt: skip
-        super().__init__(float_workspace_buffer, kv_layout, (qo_indptr_buf, paged_kv_indptr_buf))
+        buffers = (qo_indptr_buf, paged_kv_indptr_buf)
+        super().__init__(float_workspace_buffer, kv_layout, buffers, jit_args, backend)
         assert not self.graph
         assert backend in ("fa2", "fa3")
         self.backend = backend
@@ -244,7 +276,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
     ) -> Tensor:  # fmt: skip
         assert out is not None
         assert len(q) == self._read[0][-1]
-        return self._run(q, paged_kv_cache, out, self._read, causal=self._causal)
+        return self._run(q, paged_kv_cache, args, out, self._read, causal=self._causal)
 
 
 CALLED = (BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper, fast_decode_plan)

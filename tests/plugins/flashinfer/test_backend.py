@@ -56,18 +56,20 @@ def test_a_window_counts_the_querys_own_key(window: int | None, left: int) -> No
     assert [wrapper.told["window_left"] for wrapper in wrappers()] == [left, left]
 
 
-def test_a_soft_cap_keeps_the_scale_and_nothing_else_does() -> None:
+def test_with_a_soft_cap_it_is_flashinfers_own_attention() -> None:
     made(softcap=30.0)
     assert {(each.told["logits_soft_cap"], each.told["sm_scale"]) for each in wrappers()} == {(30.0, 0.1)}
-    library.Wrapper.made.clear()
-    made()
-    assert {(each.told["logits_soft_cap"], each.told["sm_scale"]) for each in wrappers()} == {(0.0, 6.4)}
+    assert [wrapper.variant for wrapper in wrappers()] == [None, None]
 
 
-@pytest.mark.parametrize(("group", "wanted"), [(1, False), (2, False), (3, False), (4, True), (5, True), (8, True)])
-def test_tensor_cores_are_for_groups(group: int, wanted: bool) -> None:
-    made(heads=2 * group)
-    assert wrappers()[0].tensor_cores is wanted
+@pytest.mark.parametrize("changes", [{}, {"window": 5}, {"kv_dtype": torch.float8_e4m3fn}, {"head_size": 128}])
+def test_one_variant_is_compiled_for_decoding_and_for_prompts(changes: Any) -> None:
+    """Of one kernel; what else there is has another name, which the stand-in looks at."""
+    made(options={"prefill": "fa2"}, **changes)
+    decoding, prefill = wrappers()
+    assert decoding.variant is not None
+    assert prefill.variant is not None
+    assert vars(decoding.variant) == vars(prefill.variant)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_what_takes_long_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest
 
     class Heard(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "which takes minutes" in record.getMessage():
+            if "prompts, which takes minutes" in record.getMessage():
                 told.set()
 
     class Slow(library.BatchPrefillWithPagedKVCacheWrapper):

@@ -70,7 +70,6 @@ def test_it_is_for_cuda() -> None:
         ({"version": "0.7.0rc1"}, None),
         ({"capability": (7, 5)}, "it needs compute capability 8.0 or newer, this GPU has 7.5"),
         ({"nvcc": False}, "nvcc, which is not found"),
-        ({"nvcc": False, "installed": ("flashinfer", "flashinfer_jit_cache")}, None),
     ],
 )
 def test_reasons(has: dict[str, object], reason: str | None, machine: Machine) -> None:
