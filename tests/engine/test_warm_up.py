@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from octavo.attention.contract import AttentionBackend
 from octavo.attention.device import CPU, Device, Memory
@@ -22,7 +23,9 @@ from octavo.logs import JsonLines
 from octavo.models.load import LoadedModel, load
 from octavo.plugins import plugins
 from octavo.settings import Settings, SettingsError
+from octavo_reference.backend import ReferenceBackend
 from tests.checkpoints import make
+from tests.distributions import Offers, plugins_of
 
 BLOCK_SIZE = 16
 
@@ -129,14 +132,36 @@ def test_what_is_measured_on_a_cpu_is_no_less_than_its_tensors(tmp_path: Path) -
     assert taken < 2**30
 
 
+def test_workspaces_are_counted_and_shared_ones_once(folder: Path) -> None:
+    shared = torch.zeros(3000, dtype=torch.uint8)
+
+    class Keeping(ReferenceBackend):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.own = torch.zeros(7, dtype=torch.int32)
+
+        def workspaces(self) -> Sequence[Tensor]:
+            return shared[:1000], shared[1000:], self.own
+
+    class Other(Keeping):
+        name = "other"
+
+    model = make("gemma2", folder.with_name("gemma2"))  # two groups of layers
+    found = plugins_of(Offers([Keeping, Other]))
+    for attention, own in (("reference", 2), ("prefill=reference,decode=other", 4)):
+        loaded = load(model, dtype=torch.float32, progress=False)
+        memory = build_engine(loaded, Card(), Settings(attention=attention, block_size=16), found).memory
+        assert memory.workspaces == 3000 + own * 7 * 4, attention
+
+
 def test_the_table(loaded: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         memory = build(loaded, Card(), max_batch_total_tokens=160).memory
     record = next(record for record in caplog.records if "memory" in getattr(record, "fields", {}))
     lines = [line.split() for line in record.getMessage().splitlines()[1:]]
-    assert [line[0] for line in lines] == ["weights", "activations", "graphs", "cache"]
-    assert " ".join(lines[3][3:]).startswith("10 blocks of 16 tokens")
-    assert lines[3][-2:] == ["160", "tokens"]
+    assert [line[0] for line in lines] == ["weights", "workspaces", "activations", "graphs", "cache"]
+    assert " ".join(lines[4][3:]).startswith("10 blocks of 16 tokens")
+    assert lines[4][-2:] == ["160", "tokens"]
     assert '"activations": 300000' in JsonLines().format(record)
     assert memory.weights >= sum(parameter.nbytes for parameter in loaded.model.parameters())
 

@@ -40,6 +40,7 @@ def test_info_says_what_memory_is_for(http: httpx.Client, server: Live, folder: 
     block = info["block_size"] * layers * heads * size * 2 * 4
     assert info["cache_bytes"] == (info["max_batch_total_tokens"] // info["block_size"] + 1) * block
     assert info["weight_bytes"] > 0.9 * (folder / "model.safetensors").stat().st_size
+    assert info["workspace_bytes"] == 0
     assert info["activation_bytes"] > 0
     assert info["graph_bytes"] == 0
 

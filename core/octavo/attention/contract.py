@@ -244,6 +244,13 @@ class AttentionBackend(ABC):
         """Why it cannot run on `device`, in a sentence, or None. Never raises, never slow, imports nothing heavy."""
         return None
 
+    def workspaces(self) -> Sequence[Tensor]:
+        """What it has taken of the device's memory when it is made, and keeps: the memory table counts it.
+
+        What several backends share is counted once. The cache is sized by what is free, whether this tells or not.
+        """
+        return ()
+
     def plan(self, batch: AttentionBatch, bucket: int | None = None) -> Any:
         """Prepare one step, before its first layer; what it returns reaches every `attend` of the step.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -60,6 +60,10 @@ class PhasedBackend(AttentionBackend):
             )
         self.layout = self.decode.layout
         self._captured: dict[int, PhasedPlan] = {}
+
+    def workspaces(self) -> Sequence[Tensor]:
+        """Of both phases."""
+        return [*self.prefill.workspaces(), *self.decode.workspaces()]
 
     def plan(self, batch: AttentionBatch, bucket: int | None = None) -> PhasedPlan:
         """Plan each phase's rows. Replay of a step in which all rows decode is as safe as the decoding backend says."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import cast
@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from octavo import native
+from octavo.attention.contract import AttentionBackend
 from octavo.attention.device import Device
 from octavo.attention.select import Selection, choose, choose_device
 from octavo.engine import warm_up
@@ -114,6 +115,7 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
     options = settings.attention_options
     backends = [selection.build(spec, device, options, bridge.sinks(calls, members)) for spec, members in alike]
     block_bytes = sum(backend.layout.block_bytes for backend in backends)
+    workspaces = _workspace_bytes(backends)
     groups = []
     for backend, (_, members) in zip(backends, alike, strict=True):
         group = bridge.AttentionGroup(backend, backend.layout.allocate(warm_up.BLOCKS, device.torch_device))
@@ -151,7 +153,7 @@ def build_engine(loaded: LoadedModel, device: Device, settings: Settings, plugin
             "library that computes it does not keep rows apart. Unset DETERMINISTIC"
         )
     memory = MemoryUse(
-        weights=weight_bytes(loaded.model), activations=room.activations, graphs=room.graphs,
+        weights=weight_bytes(loaded.model), workspaces=workspaces, activations=room.activations, graphs=room.graphs,
         num_blocks=num_blocks, block_size=selection.block_size, block_bytes=block_bytes,
     )  # fmt: skip
     _tell(memory)
@@ -253,6 +255,12 @@ def _fixed(runner: Runner, selection: Selection, limits: Limits, device: Device)
 def _width(limits: Limits, selection: Selection) -> int:
     """Blocks of the longest request."""
     return -(-(limits.max_total_tokens + limits.spare_slots) // selection.block_size)
+
+
+def _workspace_bytes(backends: Sequence[AttentionBackend]) -> int:
+    """What they keep on the device: several may share it."""
+    storages = [tensor.untyped_storage() for backend in backends for tensor in backend.workspaces()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _tell(memory: MemoryUse) -> None:

@@ -90,6 +90,8 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     """Usable ones, block 0 not among them."""
     block_bytes: int
     weight_bytes: int
+    workspace_bytes: int
+    """What attention backends keep from the start."""
     activation_bytes: int
     """Of one step at most: measured at the start."""
     graph_bytes: int

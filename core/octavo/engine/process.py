@@ -251,6 +251,7 @@ def describe(settings: Settings, loaded: LoadedModel, built: Built) -> messages.
         num_blocks=kv.pool.num_blocks - 1,
         block_bytes=memory.block_bytes,
         weight_bytes=memory.weights,
+        workspace_bytes=memory.workspaces,
         activation_bytes=memory.activations,
         graph_bytes=memory.graphs,
         cache_bytes=memory.cache,

@@ -11,6 +11,8 @@ class MemoryUse:
     """Bytes of a device's memory, by what they are for."""
 
     weights: int
+    workspaces: int
+    """What attention backends keep from the start."""
     activations: int
     """Most of them at a time: measured before the cache is made."""
     graphs: int
@@ -39,6 +41,7 @@ class MemoryUse:
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """A small table for people."""
         yield "weights", _mebibytes(self.weights), ""
+        yield "workspaces", _mebibytes(self.workspaces), "of attention"
         yield "activations", _mebibytes(self.activations), "at most, in one step"
         yield "graphs", _mebibytes(self.graphs), ""
         blocks = f"{self.num_blocks - 1} blocks of {self.block_size} tokens, {self.block_bytes / 1024:,.1f} KiB each"

@@ -47,6 +47,7 @@ class Info(msgspec.Struct):
     max_batch_total_tokens: int
     max_batch_size: int | None
     weight_bytes: int
+    workspace_bytes: int
     activation_bytes: int
     graph_bytes: int
     cache_bytes: int
@@ -177,6 +178,7 @@ def _info(service: Service) -> Info:
         max_batch_total_tokens=engine.max_batch_total_tokens,
         max_batch_size=engine.max_batch_size,
         weight_bytes=engine.weight_bytes,
+        workspace_bytes=engine.workspace_bytes,
         activation_bytes=engine.activation_bytes,
         graph_bytes=engine.graph_bytes,
         cache_bytes=engine.cache_bytes,

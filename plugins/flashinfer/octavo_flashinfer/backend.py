@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -149,6 +149,10 @@ class FlashInferBackend(AttentionBackend):
 
     def _workspace_bytes(self, rows: int, prefill: str) -> int:
         return needed(self.spec, rows, self.count_processors(), split_prompts=prefill == "fa2")
+
+    def workspaces(self) -> Sequence[Tensor]:
+        """The one that all groups of layers share."""
+        return (self._layers.workspace.floats,)
 
     def plan(self, batch: AttentionBatch, bucket: int | None = None) -> Plan:
         """Share out the step's work, on the host: where core does not give lengths there, they are asked for once."""

@@ -107,7 +107,9 @@ def test_groups_of_layers_share_a_workspace() -> None:
     assert len({wrapper.floats.data_ptr() for wrapper in wrappers()}) == 1
     third = made(heads=64, kv_heads=2)  # wants more than there is
     assert len({wrapper.floats.data_ptr() for wrapper in wrappers()}) == 2
-    assert {first.block_size, second.block_size, third.block_size} == {1}
+    told = [tensor for backend in (first, second) for tensor in backend.workspaces()]
+    assert {tensor.data_ptr() for tensor in told} == {wrappers()[0].floats.data_ptr()}
+    assert third.workspaces()[0] is wrappers()[-1].floats
 
 
 @pytest.mark.parametrize("heads", [2, 4, 8, 14, 40])
