@@ -85,10 +85,10 @@ ARCHITECTURES: tuple[str, ...] = tuple(_OVERRIDES)
 def make(architecture: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
     """Save a random fp32 checkpoint with a byte-level tokenizer into `folder`; `overrides` go into its config."""
     with torch.random.fork_rng(devices=[]):
-        model = _build(architecture, **{**_COMMON, **_OVERRIDES[architecture], **overrides})
+        model = build(architecture, **{**_COMMON, **_OVERRIDES[architecture], **overrides})
         torch.manual_seed(seed)
         _randomize(model)
-    return _save(model, byte_tokenizer(), folder)
+    return save(model, byte_tokenizer(), folder)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -113,7 +113,7 @@ def counting_model(folder: Path, vocab: int = 512) -> Path:
     the end) outweighs them all. Only the loss of the first tokens' values alone goes unseen, for what is left counts.
     Contexts are shorter than `vocab`; `vocab` is a multiple of 128. fp32 is needed.
     """
-    model = _build(
+    model = build(
         "llama",
         vocab_size=vocab,
         hidden_size=vocab + 8,
@@ -132,7 +132,7 @@ def counting_model(folder: Path, vocab: int = 512) -> Path:
     )
     with torch.no_grad():
         _write_counting_weights(model, vocab)
-    return _save(model, _number_tokenizer(vocab), folder)
+    return save(model, number_tokenizer(vocab), folder)
 
 
 def _write_counting_weights(model: PreTrainedModel, vocab: int) -> None:
@@ -156,7 +156,7 @@ def _write_counting_weights(model: PreTrainedModel, vocab: int) -> None:
     model.get_parameter("lm_head.weight")[:, :vocab] = one_hot - one_hot.roll(1, dims=0)
 
 
-def _number_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
+def number_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel({str(number): number for number in range(vocab)}, unk_token="0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return _fast(tokenizer)
@@ -175,7 +175,7 @@ def _randomize(model: PreTrainedModel) -> None:
                 nn.init.normal_(parameter, std=3.0 * min(parameter.shape[-2:]) ** -0.5)
 
 
-def _build(architecture: str, **values: Any) -> PreTrainedModel:
+def build(architecture: str, **values: Any) -> PreTrainedModel:
     auto: Any = AutoModelForCausalLM
     model: PreTrainedModel = auto.from_config(AutoConfig.for_model(architecture, **values), dtype=torch.float32)
     return model
@@ -187,7 +187,7 @@ def _fast(tokenizer: Tokenizer, **tokens: str) -> PreTrainedTokenizerFast:
     return fast
 
 
-def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
     with quiet(progress=False):
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
