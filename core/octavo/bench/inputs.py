@@ -28,7 +28,8 @@ class Attending:
         self, backend: AttentionBackend, new: tuple[Tensor, Tensor, Tensor], cache: Any, batch: AttentionBatch
     ) -> None:
         self._backend, self._new, self._cache = backend, new, cache
-        self._plan = backend.plan(batch)
+        captured = backend.capabilities.graphs != "none" and batch.decodes == batch.rows
+        self._plan = backend.plan(batch, batch.rows if captured else None)  # as an engine's captured step has it
         self.answer: Tensor = new[0]
         """Of the last call."""
 

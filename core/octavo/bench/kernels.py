@@ -65,9 +65,9 @@ def run(options: Options, progress: Callable[[str], None], installed: Plugins | 
         if options.tune:
             rows += _tuned(selected, spec, device, batches, options.repeats, progress)
             continue
-        contenders = [(one, one.build(spec, device)) for one in selected]
         for batch in batches:
             progress(f"{_heads(spec)}, {_cache(spec)}: {batch.name}")
+            contenders = [(one, one.build(spec, device)) for one in selected]  # what captured steps keep is a batch's
             rows += _measured(contenders, Inputs(spec, batch, device.torch_device), device, options.repeats, ceiling)
     workload: dict[str, Fact] = {
         "device": _device_name(device),

@@ -15,7 +15,7 @@ from octavo.options import setting
 def kernels(
     attention: Annotated[
         list[str] | None,
-        typer.Option(help="A backend, as in ATTENTION, or fa3: FlashAttention-3. May be given several times."),
+        typer.Option(help="A backend, as in ATTENTION, or peer/fa3, peer/flashinfer. May be given several times."),
     ] = None,
     device: Annotated[str | None, setting("device")] = None,
     heads: Annotated[
