@@ -38,11 +38,8 @@ def _replay(recorded: Callable[[], None], run: Callable[[], object]) -> None:
 def in_turns(device: Device, runs: Sequence[Callable[[], None]], repeats: int) -> list[float]:
     """The median seconds of each, run one after the other, over and over: what drifts meanwhile favours none."""
     cache = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device.torch_device)
-    if device.torch_device.type == "cpu":
-        return _medians([[_on_host(run, cache) for run in runs] for _ in range(repeats)])
-    events = [[_events(device, run, cache) for run in runs] for _ in range(repeats)]
-    device.synchronize()
-    return _medians([[start.elapsed_time(end) / 1000 for start, end in turn] for turn in events])
+    taken = _on_host if device.torch_device.type == "cpu" else partial(_on_device, device)
+    return _medians([[taken(run, cache) for run in runs] for _ in range(repeats)])
 
 
 def seconds(device: Device, run: Callable[[], object], repeats: int, *, captured: bool = True) -> float:
@@ -61,13 +58,15 @@ def _on_host(run: Callable[[], None], cache: torch.Tensor) -> float:
     return time.perf_counter() - started
 
 
-def _events(device: Device, run: Callable[[], None], cache: torch.Tensor) -> tuple[torch.Event, torch.Event]:
+def _on_device(device: Device, run: Callable[[], None], cache: torch.Tensor) -> float:
+    """Launched while the cache is being written, with nothing else queued: so that no launch is waited for."""
     start, end = (torch.Event(device.torch_device, enable_timing=True) for _ in range(2))
     cache.zero_()
     start.record()
     run()
     end.record()
-    return start, end
+    device.synchronize()
+    return start.elapsed_time(end) / 1000
 
 
 def read_bytes_per_second(device: Device) -> float:
