@@ -12,8 +12,8 @@ import pytest
 
 from tests.backends.triton.compiler import REGISTERS, SHARED_BYTES, WARP_GROUPS
 
-SPILLED = 1024
-"""Bytes of a thread: what is saved around a loop. More is a tile that does not fit."""
+SPILLED = 768
+"""Bytes of a thread's stack: what is saved around a loop. More is a tile that does not fit."""
 
 
 def compiled(target: str) -> list[dict[str, Any]]:
