@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -181,6 +183,16 @@ def test_bytes_that_are_no_message_do_it_no_harm(loop: asyncio.Runner, engine: A
         stream = await long_request(engine, tokens=50)
         for data in (b"", b"\xc1", b"\x00" * 10_000):
             child._socket.send(data)
+        assert len((await stream.result()).completions[0].token_ids) == 50
+
+    loop.run(run())
+
+
+def test_signals_for_the_whole_group_are_the_parents_affair(loop: asyncio.Runner, engine: AsyncEngine) -> None:
+    async def run() -> None:
+        stream = await long_request(engine, tokens=50)
+        os.kill(engine.info.process_id, signal.SIGINT)
+        os.kill(engine.info.process_id, signal.SIGTERM)
         assert len((await stream.result()).completions[0].token_ids) == 50
 
     loop.run(run())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from octavo import AsyncEngine
-from octavo.async_engine import Draining, EngineDied, EngineFailed, RequestPoisoned, RequestRefused
+from octavo.async_engine import Draining, EngineDied, EngineFailed, RequestPoisoned, RequestRefused, RequestStream
 from octavo.settings import Settings
 from tests import checkpoints
 from tests.async_engines import PATIENCE, assert_clean, has_ended, kill, long_request, running, start
@@ -34,67 +34,47 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
     asyncio.run(coroutine)
 
 
-def test_killed(folder: Path) -> None:
-    """Its requests end with EngineDied behind the tokens that came; another process answers the next ones."""
+def test_killed_twice(folder: Path) -> None:
+    """Requests end with EngineDied behind the tokens that came, and another process answers the next ones.
 
-    async def story() -> None:
-        async with running(folder) as engine:
-            process = engine.info.process_id
-            stream, other = await long_request(engine), await long_request(engine, 1, n=2)
-            await anext(stream)
-            kill(engine)
-            with pytest.raises(EngineDied, match=r"SIGKILL.*is started again"):
-                await stream.result()
+    One that was there both times is refused; but one that the process did not live to refuse is not, once another has.
+    """
+
+    async def ends(engine: AsyncEngine, poison: RequestStream) -> None:
+        """While one request has tokens, others wait, and one is on its way."""
+        process = engine.info.process_id
+        other = await long_request(engine, 1 + process, n=2)
+        await anext(poison)
+        os.kill(process, signal.SIGSTOP)
+        asking = asyncio.create_task(engine.submit([999_999], greedy(5)))
+        await asyncio.sleep(0)
+        kill(engine)
+        with pytest.raises(EngineDied, match=r"SIGKILL.*is started again"):
+            await poison.result()
+        for one in (other.result(), asking):
             with pytest.raises(EngineDied):
-                await other.result()
-            assert not is_healthy(engine)
-            with pytest.raises(EngineDied, match="SIGKILL"):
-                await long_request(engine, 2)
-            assert (await engine.stats()).blocks_total > 0, "the last known numbers"
-            await engine.wait_healthy()
-            assert is_healthy(engine)
-            assert engine.info.process_id != process
-            assert len((await (await long_request(engine, 2, 30)).result()).completions[0].token_ids) == 30
-            await assert_clean(engine)
+                await one
+        assert not is_healthy(engine)
+        with pytest.raises(EngineDied, match="SIGKILL"):
+            await long_request(engine, 2)
+        assert (await engine.stats()).blocks_total > 0, "the last known numbers"
+        await engine.wait_healthy()
+        assert is_healthy(engine)
+        assert engine.info.process_id != process
+        with pytest.raises(RequestRefused, match="not in the vocabulary"):
+            await engine.submit([999_999], greedy(5))
 
-    run(story())
-
-
-def test_a_request_that_was_there_twice_is_refused_and_others_go_on(folder: Path) -> None:
     async def story() -> None:
         async with running(folder) as engine:
-            for turn in range(2):
-                poison, other = await long_request(engine), await long_request(engine, 1 + turn)
-                kill(engine)
-                for stream in (poison, other):
-                    with pytest.raises(EngineDied):
-                        await stream.result()
-                await engine.wait_healthy()
+            for _ in range(2):
+                await ends(engine, await long_request(engine))
             for seed in (None, 5):
                 with pytest.raises(RequestPoisoned, match="ended 2 times while it had this request"):
                     await engine.submit(prompt_of(20), greedy(900, seed=seed))
-            for seed in (1, 2, 3):
-                assert (await (await long_request(engine, seed)).result()).completions[0].finish_reason == "length"
-            assert is_healthy(engine)
-
-    run(story())
-
-
-def test_a_refusal_is_an_answer(folder: Path) -> None:
-    """That the process ended before it could refuse a request says nothing of it, once another one has refused it."""
-
-    async def story() -> None:
-        async with running(folder) as engine:
-            for _ in range(3):
-                os.kill(engine.info.process_id, signal.SIGSTOP)
-                asking = asyncio.create_task(engine.submit([999_999], greedy(5)))
-                await asyncio.sleep(0)
-                kill(engine)
-                with pytest.raises(EngineDied):
-                    await asking
-                await engine.wait_healthy()
-                with pytest.raises(RequestRefused, match="not in the vocabulary"):
-                    await engine.submit([999_999], greedy(5))
+            for seed in (1, 2):
+                answered = await (await long_request(engine, seed, 30)).result()
+                assert len(answered.completions[0].token_ids) == 30
+            await assert_clean(engine)
 
     run(story())
 
@@ -254,17 +234,6 @@ def test_a_process_that_does_not_listen_is_ended_all_the_same(folder: Path, monk
         os.kill(engine.info.process_id, signal.SIGSTOP)
         await engine.close()
         assert has_ended(engine.info.process_id)
-
-    run(story())
-
-
-def test_signals_for_the_whole_group_are_the_parents_affair(folder: Path) -> None:
-    async def story() -> None:
-        async with running(folder) as engine:
-            stream = await long_request(engine, tokens=50)
-            os.kill(engine.info.process_id, signal.SIGINT)
-            os.kill(engine.info.process_id, signal.SIGTERM)
-            assert len((await stream.result()).completions[0].token_ids) == 50
 
     run(story())
 
