@@ -16,6 +16,17 @@ os.environ.setdefault("COMPILE", "0")
 
 Note = Callable[[str], None]
 
+LONGEST = (
+    "test_demo_equality.py", "test_equality.py", "test_third_party.py", "test_async_engine_ends.py",
+    "test_compiled.py", "test_interpreted.py", "test_interpreted_paged.py",
+)  # fmt: skip
+"""Files that take a minute or more of a core."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """They come first: what runs last, while another core has nothing left to do, is short then."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
 
 @pytest.fixture(autouse=True)
 def levels_as_they_were() -> Iterator[None]:
