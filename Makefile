@@ -3,18 +3,20 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint format settings reference docs check clean
+.PHONY: help demo test ipex soak lint format settings reference docs check clean
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 WORKERS ?= logical
 BIN := .venv/bin
+IPEX_VENV ?= .venv-ipex
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make demo      install octavo into .venv, serve the demo model, show an answer (CHECK=1: end then)"
 	@echo "make test      install what the tests need and run them"
+	@echo "make ipex      run the backends on Intel's library, in an environment with PyTorch 2.8: 2.3 GB of disk, made once"
 	@echo "make soak      half an hour of clients that cancel, stall and send too much, while the engine is killed"
 	@echo "make lint      ruff (format and rules), mypy --strict, the import contracts"
 	@echo "make format    let ruff rewrite what it can"
@@ -34,6 +36,12 @@ demo: .venv/octavo
 test: .venv/octavo-dev
 	@echo "==> Running the tests"
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+# Each worker is a process of its own: where the library ends it, that is a test that failed, and another takes its place.
+ipex: $(IPEX_VENV)/octavo
+	@echo "==> Running the conformance suite and the demo model on Intel's library"
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(IPEX_VENV)/bin/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 \
+	    -k 'not OnStandIn and not stand-in' $(PYTEST_ARGS) tests/backends/ipex
 
 # SOAK_ARGS='--minutes 5 --seed 7 --json soak.json --log server.log' for another one.
 soak: .venv/octavo-dev
@@ -66,7 +74,7 @@ docs: .venv/octavo-dev
 check: lint docs test
 
 clean:
-	rm -rf .venv site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(IPEX_VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # Stamps: an install is repeated when the metadata or the pins changed, or when .venv was made anew.
 .venv/octavo: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
@@ -78,6 +86,12 @@ clean:
 	@echo "==> Installing octavo with its test, lint and documentation tools into .venv (a few minutes the first time)"
 	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable '.[dev,bench,serve,otel]'
 	@touch $@ .venv/octavo
+
+$(IPEX_VENV)/octavo: pyproject.toml tests/backends/ipex/environment.py | $(BIN)/python
+	@echo "==> Installing octavo with Intel's library into $(IPEX_VENV) (1 GB is downloaded the first time)"
+	$(BIN)/python -m venv $(IPEX_VENV)
+	$(IPEX_VENV)/bin/python tests/backends/ipex/environment.py
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -43,6 +43,7 @@ class Candidate:
             "distribution": self.distribution,
             "version": self.version,
             "priority": self.backend.priority,
+            "caution": self.backend.caution,
             "block_size": self.block_size,
             "reasons": list(self.reasons),
         }

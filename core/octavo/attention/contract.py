@@ -199,6 +199,8 @@ class AttentionBackend(ABC):
     """The contract number it was written for; it has no default, so that an old plugin cannot claim a new contract."""
     priority: ClassVar[int] = 0
     """Among backends that can run, the highest is chosen when `ATTENTION` is unset; below 0: only when asked for."""
+    caution: ClassVar[str | None] = None
+    """What one should know before choosing it, e.g. that nobody maintains its library; said where it is chosen."""
     capabilities: ClassVar[Capabilities]
     layout_type: ClassVar[LayoutType]
     """(spec, block size) -> its cache layout, e.g. `octavo.kv.layout.TOKEN_MAJOR`."""

@@ -97,6 +97,7 @@ def phased(prefill: type[AttentionBackend], decode: type[AttentionBackend]) -> t
         __doc__ = f"Prefills with {prefill.qualified_name()}, decodes with {decode.qualified_name()}."
         name = f"prefill={prefill.qualified_name()},decode={decode.qualified_name()}"
         platform = decode.platform
+        caution = "; ".join(dict.fromkeys(filter(None, (prefill.caution, decode.caution)))) or None
         capabilities = _common(prefill.capabilities, decode.capabilities)
         layout_type = decode.layout_type
         prefill_type = prefill

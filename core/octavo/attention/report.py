@@ -80,7 +80,7 @@ class Report:
                 Text.assemble((candidate.name, "bold" if chosen else ""), "\n", (origin, "dim")),
                 str(candidate.backend.priority),
                 "\n".join(can),
-                Text("\n".join(candidate.reasons), "yellow") if candidate.reasons else Text("can run", "green"),
+                _here(candidate, said_below=chosen),
             )
         return table
 
@@ -90,6 +90,13 @@ class Report:
             origin = fault.origin
             table.add_row(*map(Text, (str(origin), origin.entry_point, fault.where, fault.error_line)))
         return table
+
+
+def _here(candidate: Candidate, *, said_below: bool) -> Text:
+    """What speaks against it; `said_below`: the line about the one that is chosen has its caution."""
+    verdict = Text("\n".join(candidate.reasons), "yellow") if candidate.reasons else Text("can run", "green")
+    caution = None if said_below else candidate.backend.caution
+    return Text.assemble(verdict, "\n", (caution, "yellow")) if caution else verdict
 
 
 def _row(candidate: Candidate) -> dict[str, Any]:

@@ -57,7 +57,8 @@ class Selection:
     def summary(self) -> str:
         """One line for the start of a run."""
         off = "".join(f"; {feature} off: {reason}" for feature, reason in self.switched_off)
-        return f"attention {self.name} on {self.device}, blocks of {self.block_size} tokens{off}"
+        caution = f"; {self.chosen.caution}" if self.chosen.caution else ""
+        return f"attention {self.name} on {self.device}, blocks of {self.block_size} tokens{off}{caution}"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -66,6 +67,7 @@ class Selection:
             "device": self.device,
             "block_size": self.block_size,
             "switched_off": dict(self.switched_off),
+            "caution": self.chosen.caution,
             "candidates": [candidate.to_dict() for candidate in self.candidates],
         }
 

@@ -242,8 +242,8 @@ class AxesLayout(KVCacheLayout):
             (self.key_order, cache.keys[layer], key, key_index),
             (self.value_order, cache.values[layer], value, value_index),
         ):
-            view = order.view(tensor)
-            rows = new.reshape(-1, *order.token_shape).to(self.dtype)
+            view = _indexed(order.view(tensor))
+            rows = _indexed(new.reshape(-1, *order.token_shape).to(self.dtype))
             if padded:
                 rows = torch.where(keep.view(-1, *[1] * len(order.token_shape)), rows, view[index])
             view[index] = rows
@@ -251,21 +251,27 @@ class AxesLayout(KVCacheLayout):
     def read(self, cache: KVCache, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Gather: each [tokens, kv_heads, head_size], copies."""
         shape = (-1, self.kv_heads, self.head_size)
-        key = self.key_view(cache, layer)[self.key_order.index(slots)].reshape(shape)
-        value = self.value_view(cache, layer)[self.value_order.index(slots)].reshape(shape)
-        return key, value
+        key = _indexed(self.key_view(cache, layer))[self.key_order.index(slots)].reshape(shape)
+        value = _indexed(self.value_view(cache, layer))[self.value_order.index(slots)].reshape(shape)
+        return key.view(self.dtype), value.view(self.dtype)
 
     def read_blocks(self, cache: KVCache, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Whole blocks [n] int64, each [n, block_size, kv_heads, head_size], copies."""
         shape = (-1, self.block_size, self.kv_heads, self.head_size)
-        return self.key_view(cache, layer)[blocks].reshape(shape), self.value_view(cache, layer)[blocks].reshape(shape)
+        key, value = (_indexed(view(cache, layer))[blocks].reshape(shape) for view in (self.key_view, self.value_view))
+        return key.view(self.dtype), value.view(self.dtype)
 
     def copy_blocks(self, cache: KVCache, sources: Tensor, targets: Tensor) -> None:
         """Copy whole blocks, all layers; sources, targets: [n] int64."""
         for order, tensors in ((self.key_order, cache.keys), (self.value_order, cache.values)):
             for tensor in tensors:
-                blocks = tensor.movedim(order.block, 0)
-                blocks[targets] = blocks[sources]  # index_copy_ knows no float8 on a CPU
+                blocks = _indexed(tensor.movedim(order.block, 0))
+                blocks[targets] = blocks[sources]
+
+
+def _indexed(tensor: Tensor) -> Tensor:
+    """What can be indexed: PyTorch 2.8 does not know how on a CPU with float8, whose bytes are moved in its place."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
 def translate(

@@ -1,0 +1,90 @@
+"""Intel's extension for PyTorch: one shared library, whose operators are all that is wanted of it.
+
+Its Python package is never imported. That fails with AttributeError beside another PyTorch and with NameError beside
+transformers 5, and where it succeeds it sets the class of all loggers, configures logging, and replaces functions of
+transformers. The operators' schemas are those of 2.8, the last release: they are private to it, so no other is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+SERIES: Final = "2.8"
+"""The one release of it, and of PyTorch, that is taken: a library for another PyTorch lacks symbols."""
+MEND: Final = "pip install 'octavo[ipex]' in an environment of its own"
+_DISTRIBUTION: Final = "intel-extension-for-pytorch"
+_PACKAGE: Final = "intel_extension_for_pytorch"
+_FILE: Final = "lib/libintel-ext-pt-cpu.so"
+
+
+def fault() -> str | None:
+    """Why it cannot be loaded, from versions and files alone, or None."""
+    try:
+        theirs = version(_DISTRIBUTION)
+    except PackageNotFoundError:
+        return f"Intel's extension for PyTorch is not installed: {MEND}"
+    if {_series(theirs), _series(torch.__version__)} != {SERIES}:
+        return (
+            f"it needs Intel's extension for PyTorch {SERIES} and PyTorch {SERIES}, "
+            f"{theirs} and {torch.__version__} are installed: {MEND}"
+        )
+    if _file() is None:
+        return f"{_DISTRIBUTION} {theirs} has no {_FILE}, it is no build for CPUs: {MEND}"
+    return None
+
+
+@cache
+def operators() -> Any:
+    """Its operators. Raises RuntimeError with the loader's words where it cannot be loaded."""
+    file = _file()
+    if (reason := fault()) is not None or file is None:
+        raise RuntimeError(reason)
+    try:
+        with _unheard():
+            torch.ops.load_library(file)
+    except OSError as error:
+        raise RuntimeError(f"Intel's extension for PyTorch cannot be loaded: {error}; {MEND}") from error
+    return torch.ops.torch_ipex
+
+
+def _file() -> Path | None:
+    """Where the library lies."""
+    spec = find_spec(_PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    file = Path(spec.origin).parent / _FILE
+    return file if file.is_file() else None
+
+
+def _series(numbers: str) -> str:
+    """Major and minor: "2.8" of "2.8.0+cpu"."""
+    return ".".join(numbers.split("+")[0].split(".")[:2])
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """PyTorch warns on stderr that the library replaces kernels of its autocast, which octavo never enters."""
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            said.seek(0)
+            if text := said.read().decode(errors="replace").strip():
+                logger.debug("said while it was loaded: %s", text)
