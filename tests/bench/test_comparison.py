@@ -61,6 +61,15 @@ def test_what_differs_has_a_column_and_what_is_left_out_an_empty_place() -> None
     ]
 
 
+def test_dtypes_have_a_column_where_the_cache_does_not_tell_them() -> None:
+    """Not where each has a cache of its own."""
+    fp32, bf16, fp8 = ({"cache": "float32"}, {"cache": "bfloat16"}, {"cache": "float8_e5m2"})
+    rows = [decode("a/x", "1 x 8", 2e-6, dtype=one["cache"], **one) for one in (fp32, bf16)]
+    assert [row[:2] for row in table(rows)] == [["backend", "cache"], ["a/x", "float32"], ["a/x", "bfloat16"]]
+    rows = [decode("a/x", "1 x 8", 2e-6, dtype=dtype, **fp8) for dtype in ("float32", "bfloat16")]
+    assert [row[:2] for row in table(rows)] == [["backend", "dtype"], ["a/x", "float32"], ["a/x", "bfloat16"]]
+
+
 def test_one_backend_alone_has_its_rates() -> None:
     rows = [decode("a/x", "1 x 8", 2e-6, heads="4/2 of 8"), decode("a/x", "1 x 8", None, fault="", heads="2/2 of 8")]
     assert table(rows) == [

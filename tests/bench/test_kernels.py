@@ -246,7 +246,7 @@ def test_every_backend_batch_and_shape_has_a_row(quick: None) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [({"dtype": "float7"}, "float7 is no dtype"), ({"heads": ["8"]}, "heads 8: write query heads and key heads")],
+    [({"dtypes": ["float7"]}, "float7 is no dtype"), ({"heads": ["8"]}, "heads 8: write query heads and key heads")],
 )
 def test_what_cannot_be_read_is_named(quick: None, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

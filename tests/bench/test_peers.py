@@ -62,7 +62,7 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: None, missing: N
 
 
 def measured(**changed: object) -> Report:
-    plain = {"attention": ["fa3"], "head_size": 64, "dtype": "bfloat16", "batches": NAMES, "block_sizes": [16]}
+    plain = {"attention": ["fa3"], "head_size": 64, "dtypes": ["bfloat16"], "batches": NAMES, "block_sizes": [16]}
     return kernels.run(options(**(plain | changed)), lambda _: None)
 
 

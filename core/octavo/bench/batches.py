@@ -56,6 +56,9 @@ SMALL = [
     Batch.decodes(8, 512),
     Batch.prompts(2, 128),
     Batch.prompts(1, 128).with_decodes(4, 512),
+    Batch.decodes(8, 1024),
+    Batch.decodes(32, 512),
+    Batch("1 prompt of 1024", (1024,), (1024,)),  # 1 x 1024 decodes
 ]
 """For a device that has no such memory and speed."""
 

@@ -93,7 +93,7 @@ def _place(row: Row) -> str:
     return f"– {row['operator']}" if row.get("operator") else str(row["where"])
 
 
-WORDS = {"engine", "backend", "reservation", "where", "prompt", "batch", "heads", "cache", "phase", "options"}
+WORDS = {"engine", "backend", "reservation", "where", "prompt", "batch", "heads", "dtype", "cache", "phase", "options"}
 """Headings over words, which stand on the left."""
 
 COLUMNS: dict[str, Columns] = {

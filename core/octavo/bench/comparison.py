@@ -16,8 +16,10 @@ def backends(rows: Sequence[Row]) -> list[str]:
 
 
 def varying(rows: Sequence[Row]) -> list[str]:
-    """What tells rows of one backend and batch apart, of: heads, cache and block size."""
+    """What tells rows of one backend and batch apart, of: heads, cache, dtype and block size."""
     found = [key for key in ("heads", "cache") if len({row.get(key) for row in rows}) > 1]
+    caches = {(row.get("cache"), row.get("dtype")) for row in rows}
+    found += ["dtype"] * (len(caches) > len({row.get("cache") for row in rows}))
     sizes = {(row["backend"], row.get(_BLOCK_SIZE)) for row in rows}
     return found + [_BLOCK_SIZE] * (len(sizes) > len(backends(rows)))
 

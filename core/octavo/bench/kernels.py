@@ -35,9 +35,10 @@ class Options:
     heads: Sequence[str] = ("32/8",)
     """Query heads and key heads."""
     head_size: int = 128
-    dtype: str | None = None
+    dtypes: Sequence[str] = ()
+    """None: bfloat16, on a CPU float32."""
     kv_dtypes: Sequence[str] = ()
-    """Of the cache; none: as `dtype`."""
+    """Of the cache; none: as the dtype."""
     block_sizes: Sequence[int] = ()
     """None: each backend's own."""
     batches: Sequence[str] = ()
@@ -72,7 +73,7 @@ def run(options: Options, progress: Callable[[str], None], installed: Plugins | 
     workload: dict[str, Fact] = {
         "device": _device_name(device),
         "heads": ", ".join(dict.fromkeys(map(_heads, specs))),
-        "dtype": _word(specs[0].dtype),
+        "dtype": ", ".join(dict.fromkeys(_word(spec.dtype) for spec in specs)),
         "cache": ", ".join(dict.fromkeys(map(_cache, specs))),
         "memory read": f"{ceiling / 1e12:.2f} TB/s",
         "repeats": options.repeats,
@@ -83,14 +84,15 @@ def run(options: Options, progress: Callable[[str], None], installed: Plugins | 
 
 
 def _specs(options: Options, device: Device) -> list[AttentionSpec]:
-    """Each pair of head counts with each cache. Raises ValueError for what is no pair or no dtype."""
-    dtype = options.dtype or ("float32" if device.torch_device.type == "cpu" else "bfloat16")
+    """Each pair of head counts with each dtype and cache. Raises ValueError for what is no pair or no dtype."""
+    usual = "float32" if device.torch_device.type == "cpu" else "bfloat16"
     return [
         AttentionSpec(
             layers=1, heads=heads, kv_heads=kv_heads, head_size=options.head_size, scale=options.head_size**-0.5,
             dtype=_dtype(dtype), kv_dtype=_dtype(kv_dtype),
         )
         for heads, kv_heads in map(_pair, dict.fromkeys(options.heads))
+        for dtype in dict.fromkeys(options.dtypes or [usual])
         for kv_dtype in dict.fromkeys(options.kv_dtypes or [dtype])
     ]  # fmt: skip
 
@@ -142,7 +144,8 @@ def _measured(
     ready: list[tuple[dict[str, Fact], Callable[[], None]]] = []
     for selection, backend in contenders:
         row: dict[str, Fact] = {"backend": selection.name, "batch": batch.name, "phase": batch.kind}
-        row |= {"heads": _heads(spec), "cache": _cache(spec), "block_size_tokens": selection.block_size}
+        row |= {"heads": _heads(spec), "dtype": _word(spec.dtype), "cache": _cache(spec)}
+        row |= {"block_size_tokens": selection.block_size}
         rows.append(row)
         try:
             replay, row["error_ratio"] = _checked(inputs, backend, device)

@@ -15,14 +15,18 @@ from octavo.options import setting
 def kernels(
     attention: Annotated[
         list[str] | None,
-        typer.Option(help="A backend, as in ATTENTION, or peer/fa3, peer/flashinfer. May be given several times."),
+        typer.Option(
+            help="A backend, as in ATTENTION, or peer/fa3, peer/flashinfer, peer/dense. May be given several times."
+        ),
     ] = None,
     device: Annotated[str | None, setting("device")] = None,
     heads: Annotated[
         list[str], typer.Option(metavar="QUERY/KEY", help="Query heads and key heads. May be given several times.")
     ] = ["32/8"],  # noqa: B006
     head_size: Annotated[int, typer.Option(min=1, help="Elements of a head.")] = 128,
-    dtype: Annotated[str | None, typer.Option(help="Default: bfloat16, on a CPU float32.")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Default: bfloat16, on a CPU float32. May be given several times.")
+    ] = None,
     kv_cache_dtype: Annotated[
         list[str] | None, typer.Option(help="Of the cache. Default: as --dtype. May be given several times.")
     ] = None,
@@ -65,7 +69,7 @@ def kernels(
             device=device,
             heads=heads,
             head_size=head_size,
-            dtype=dtype,
+            dtypes=dtype or (),
             kv_dtypes=kv_cache_dtype or (),
             block_sizes=block_size or (),
             batches=batch or (),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec, Capabilities
 from octavo.attention.device import Device
+from octavo.bench.dense import DenseBackend
 from octavo.bench.flashinfer import FlashInferBackend
 from octavo.hooks import PROJECT, hookimpl
 from octavo.kv.layout import TOKEN_MAJOR, KVCache, KVCacheLayout
@@ -178,4 +179,4 @@ def _installed() -> Callable[[], Library] | None:
 @hookimpl
 def octavo_attention_backends() -> Sequence[type[AttentionBackend]]:
     """Where one cannot run, it says so when it is asked."""
-    return [FA3Backend, FlashInferBackend]
+    return [FA3Backend, FlashInferBackend, DenseBackend]

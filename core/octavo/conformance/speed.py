@@ -54,7 +54,7 @@ def _options(backend: type[AttentionBackend], device: Device) -> Options:
         attention=tuple(dict.fromkeys((backend.qualified_name(), REFERENCE))),
         device=device.name,
         head_size=_head_size(declared),
-        dtype=_word(dtype),
+        dtypes=(_word(dtype),),
         kv_dtypes=(_word(kv_dtype),),
         batches=() if on_cpu else _BATCHES,
         repeats=10 if on_cpu else 50,
