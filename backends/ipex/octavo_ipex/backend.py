@@ -153,11 +153,8 @@ class PagedBackend(IPEXBackend):
         over a cache of bytes, and where there is AVX-512.
         """
         spec = self.spec
-        if (
-            spec.window is not None
-            or spec.softcap is not None
-            or (spec.kv_dtype == FP8 and spec.dtype != torch.bfloat16)
-        ):
+        unmixed = spec.kv_dtype != FP8 or spec.dtype == torch.bfloat16
+        if spec.features or not unmixed:
             return False
         fast = spec.dtype == torch.float16 or spec.kv_dtype == FP8
         return fast or torch.backends.cpu.get_cpu_capability() == "AVX512"

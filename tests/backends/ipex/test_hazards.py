@@ -100,10 +100,11 @@ def test_maxima_are_counted_not_believed(kind: type[IPEXBackend], told: int) -> 
 
 
 @BOTH
-def test_tables_are_made_as_the_library_reads_them(kind: type[IPEXBackend]) -> None:
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_tables_are_made_as_the_library_reads_them(kind: type[IPEXBackend], dtype: torch.dtype) -> None:
     """Without strides, and of 32 bits."""
     step = Step(kind, [100, 40, 30], [1, 1, 3])
-    wide = torch.full((3, 20), 2**20)
+    wide = torch.full((3, 20), 2**20, dtype=dtype)
     wide[:, : step.batch.block_table.shape[1]] = step.batch.block_table
     step.check(step.attend(block_table=wide[:, : step.batch.block_table.shape[1]]))
     step.check(step.attend(context_lengths=torch.tensor([100, 0, 40, 0, 30])[::2]))
