@@ -39,9 +39,9 @@ test: .venv/octavo-dev
 
 # Each worker is a process of its own: where the library ends it, that is a test that failed, and another takes its place.
 ipex: $(IPEX_VENV)/octavo
-	@echo "==> Running the conformance suite and the demo model on Intel's library"
+	@echo "==> Running the conformance suite and models on Intel's library"
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(IPEX_VENV)/bin/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 \
-	    -k 'not OnStandIn and not stand-in' $(PYTEST_ARGS) tests/backends/ipex
+	    -k 'ipex and not OnStandIn and not stand-in' $(PYTEST_ARGS) tests/backends/ipex tests/engine/test_copying.py
 
 # SOAK_ARGS='--minutes 5 --seed 7 --json soak.json --log server.log' for another one.
 soak: .venv/octavo-dev

@@ -1,5 +1,6 @@
 """The library itself, where it is installed: what loading it does, its tokens, and what it does when left alone."""
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,8 +12,11 @@ import torch
 from torch import Tensor
 
 from octavo import LLM, SamplingParams
+from octavo.attention.device import CPU
+from octavo.conformance.configuration import Configuration
+from octavo.conformance.registry import CASES, Trial
 from octavo_ipex import library
-from octavo_ipex.backend import PagedBackend
+from octavo_ipex.backend import FlashDecodingBackend, IPEXBackend, PagedBackend
 from tests.backends.ipex.steps import Step
 
 if reason := library.fault():
@@ -52,6 +56,20 @@ def test_tokens_are_those_of_the_reference(demo_model_path: Path) -> None:
     assert all(truth)
     for name in ("flashdecoding-ipex", "ipex/paged"):
         assert tokens(demo_model_path, name) == truth
+
+
+@pytest.mark.parametrize("kind", [FlashDecodingBackend, PagedBackend])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_size_with_every_group(kind: type[IPEXBackend], dtype: torch.dtype) -> None:
+    """The suite tries some of these together, and every block size."""
+    sizes = itertools.product(kind.capabilities.head_sizes, (2, 8, 16), (16, 64))
+    for head_size, heads, block_size in sizes:
+        assert isinstance(head_size, int)
+        configuration = Configuration(
+            heads=heads, kv_heads=2, head_size=head_size, block_size=block_size, dtype=dtype, kv_dtype=dtype, layers=1
+        )
+        outcome = Trial(CASES["mixed"], configuration, kind, CPU()).run()
+        assert outcome.result == "passed", f"{configuration}: {outcome.reason}"
 
 
 # What the hazards that octavo stands in front of are like: were they mended, its care would be for nothing.
