@@ -88,7 +88,7 @@ clean:
 	@touch $@ .venv/octavo
 
 $(IPEX_VENV)/octavo: pyproject.toml tests/backends/ipex/environment.py | $(BIN)/python
-	@echo "==> Installing octavo with Intel's library into $(IPEX_VENV) (1 GB is downloaded the first time)"
+	@echo "==> Installing octavo with Intel's library into $(IPEX_VENV) (1 GB is downloaded the first time; what pip misses of CUDA is left out)"
 	$(BIN)/python -m venv $(IPEX_VENV)
 	$(IPEX_VENV)/bin/python tests/backends/ipex/environment.py
 	@touch $@
