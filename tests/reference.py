@@ -30,6 +30,7 @@ class Source:
 PAGES: Final = {
     "contract.md": (
         Source("octavo.attention.contract"),
+        Source("octavo.attention.ahead"),
         Source("octavo.kv.layout"),
         Source("octavo.attention.device", ("Device", "Memory")),
         Source("octavo.conformance.suite"),

@@ -22,7 +22,10 @@ WRONG = {
     "compile": ("2", BOOLEAN),
     "attention_options": ("{", "it must be a JSON object, e.g."),
     "prefix_caching": ("perhaps", BOOLEAN),
-    "kv_cache_dtype": ("fp8", "it must be auto, float32, float16, bfloat16, fp8_e4m3fn or fp8_e5m2"),
+    "kv_cache_dtype": (
+        "fp8",
+        "it must be auto, float32, float16, bfloat16, fp8_e4m3fn, fp8_e5m2, fp8_e4m3fnuz or fp8_e5m2fnuz",
+    ),
     "block_size": ("-1", POSITIVE),
     "max_batch_total_tokens": ("lots", POSITIVE),
     "tgi_wiggle_room": ("1.1", "it must be a number above 0 and at most 1"),

@@ -266,6 +266,15 @@ def bench(context: typer.Context) -> None:
         benchmarks(context.args, prog_name="octavo bench")
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def kernels(context: typer.Context) -> None:
+    """Compile kernels for hardware that need not be here (octavo kernels --help)."""
+    from octavo.bench.ahead_command import app as ahead
+
+    with bad_input_is_told():
+        ahead(context.args, prog_name="octavo kernels")
+
+
 def show_settings(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page of all settings instead.")] = False,
     **given: Any,

@@ -88,6 +88,15 @@ def test_one_scale_for_both_is_what_is_left_where_there_are_no_others(llama: Pat
     assert [numbers(found[layer]) for layer in range(LAYERS)] == [([3, 3], [3, 3]), ([5, 5], [7, 7]), ([1, 1], [9, 9])]
 
 
+def test_a_cache_that_ends_sooner_has_larger_scales(llama: Path, tmp_path: Path) -> None:
+    """What calibration made 448 of must become 240 there, where e4m3fnuz ends; e5m2 holds what it is given."""
+    one = {f"model.layers.{layer}.self_attn.kv_scale": torch.tensor(3.0) for layer in range(LAYERS)}
+    folder = with_scales(llama, tmp_path, one)
+    for kv_dtype, expected in ((torch.float8_e4m3fnuz, 3 * 448 / 240), (torch.float8_e5m2, 3.0)):
+        for scales in found_in(folder, kv_dtype).values():
+            assert numbers(scales) == (pytest.approx([expected] * 2), pytest.approx([expected] * 2))
+
+
 def test_layers_without_scales_have_none(llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one = {f"model.layers.1.self_attn.{part}_scale": torch.tensor([2.0, 3.0]) for part in "kv"}
     with caplog.at_level(logging.INFO, "octavo"):
@@ -178,14 +187,15 @@ def test_a_scale_for_each_of_other_heads_is_refused(llama: Path, tmp_path: Path)
         found_in(folder)
 
 
-@pytest.mark.parametrize(("kv_dtype", "told"), [(E4M3, 1), (torch.float8_e5m2, 0), (torch.bfloat16, 0)])
+@pytest.mark.parametrize(
+    ("kv_dtype", "told"), [(E4M3, 1), (torch.float8_e4m3fnuz, 1), (torch.float8_e5m2, 0), (torch.bfloat16, 0)]
+)
 def test_a_narrow_cache_without_scales_is_a_warning(
     kv_dtype: torch.dtype, told: int, llama: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "octavo.models"):
         assert found_in(llama, kv_dtype) == {}
     assert len(caplog.records) == told
-    assert (
-        caplog.text.count("keys and values beyond 448 are cut to that; KV_CACHE_DTYPE=fp8_e5m2 holds up to 57344")
-        == told
-    )
+    limit, kind = ("240", "fnuz") if kv_dtype == torch.float8_e4m3fnuz else ("448", "")
+    text = f"keys and values beyond {limit} are cut to that; KV_CACHE_DTYPE=fp8_e5m2{kind} holds up to 57344"
+    assert caplog.text.count(text) == told

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -31,9 +33,28 @@ _MOST_JOINED, _HELD = 16, 8192
 """Parts, and float32 elements of all of them, that one program joins at a time."""
 
 
-@cache
+_assumed: int | None = None
+"""The capability of a GPU that is not here, while kernels are compiled for it."""
+
+
+@contextmanager
+def on_capability(major: int) -> Iterator[None]:
+    """Within, kernels are chosen as on such a GPU of NVIDIA's; 0: on another maker's."""
+    global _assumed
+    before, _assumed = _assumed, major
+    try:
+        yield
+    finally:
+        _assumed = before
+
+
 def _capability(device: torch.device) -> int:
     """NVIDIA's major number of a GPU's; 0 for other devices."""
+    return _found_capability(device) if _assumed is None else _assumed
+
+
+@cache
+def _found_capability(device: torch.device) -> int:
     on_gpu = device.type == "cuda" and torch.version.hip is None
     return torch.cuda.get_device_capability(device)[0] if on_gpu else 0
 
@@ -146,7 +167,7 @@ class Attention:
             table=plan.table, contexts=plan.contexts, items=work.items, partial=work.scratch.partial,
             arrived=work.scratch.arrived,
             width=plan.table.shape[1], HEADS=max(16, triton.next_power_of_2(self.spec.group)),
-            TILE=tile.keys, STAGES=tile.stages, JOINED=_joined(self.spec), num_warps=tile.warps,
+            TILE=tile.keys, STAGES=tile.stages, JOINED=_joined(self.spec), **tile.compiled_with,
         )  # fmt: skip
 
     def decode_from_registers(
@@ -166,7 +187,7 @@ class Attention:
             **self._arguments(out, query, cache, layer),
             table=plan.table, query_starts=plan.query_starts, contexts=plan.contexts, tiles=tiles,
             width=plan.table.shape[1], room=room, QUERIES=shape.queries, TILE=shape.keys, STAGES=shape.stages,
-            INVARIANT=self.spec.batch_invariant, num_warps=shape.warps,
+            INVARIANT=self.spec.batch_invariant, **shape.compiled_with,
         )  # fmt: skip
 
     def prefill_by_warp_groups(

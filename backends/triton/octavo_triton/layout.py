@@ -30,3 +30,9 @@ class TritonLayout(AxesLayout):
 
         if len(slots):
             launch.write(self, cache, layer, key, value, slots)
+
+
+TOKEN_MAJOR = TritonAxes("block slot head dim")
+"""A token's heads together: tiles are rows of a block."""
+PAGED = TritonAxes("block head dim/x slot x", "block head dim slot")
+"""The layout of the first PagedAttention kernels (arXiv 2309.06180)."""

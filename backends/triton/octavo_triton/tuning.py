@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any, Final, TypeGuard, TypeVar
 
-from octavo.attention.contract import Phase
+from octavo.attention.contract import AttentionSpec, Phase
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeTile:
-    """How decoding is cut."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tile:
+    """What both phases have."""
 
     keys: int
     """Keys of a context at a time, a power of two."""
     warps: int
     stages: int
     """Tiles on their way from memory at once."""
+    waves_per_eu: int = 0
+    """On AMD's GPUs: registers are given out for so many waves of a SIMD; 0: as the compiler thinks best."""
+    matrix_instr_nonkdim: int = 0
+    """On AMD's GPUs: rows and columns of what a matrix instruction gives, 16 or 32; 0: as the compiler thinks best."""
+
+    @property
+    def compiled_with(self) -> dict[str, int]:
+        """Options of the compiler. Other makers' compilers refuse AMD's."""
+        own = {name: getattr(self, name) for name in ("waves_per_eu", "matrix_instr_nonkdim")}
+        return {"num_warps": self.warps, **{name: value for name, value in own.items() if value}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTile(_Tile):
+    """How decoding is cut."""
+
     per_processor: int
     """Parts, all key heads together, that one of the device's processors works on at a time as fast as it can."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillTile:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillTile(_Tile):
     """How prompts are cut."""
 
     queries: int
     """Rows of a tile, tokens times the query heads of a key head: a power of two."""
-    keys: int
-    warps: int
-    stages: int
 
 
 WARP_TOKENS: Final = 16
@@ -123,6 +139,33 @@ def _changed(tile: Tile, phase: str, given: object) -> Tile:
     return replace(tile, **given)
 
 
+def tuned(
+    table: Path, name: str, spec: AttentionSpec, architecture: str, shared_bytes: int, waiting: int = 0
+) -> Tuning:
+    """A backend's tiles for layers on an architecture, e.g. "sm_90", whose programs may take so much shared memory.
+
+    table: a file of tiles by architecture and backend. One that is not in it has those of the first of its family
+    ("sm_80" for "sm_86"), or what does for a GPU that nobody has measured.
+    """
+    dims = 1 << (spec.head_size - 1).bit_length()
+    # A quarter is for what is not keys and values on their way: queries, and sums that change layout.
+    itemsize = max(spec.dtype.itemsize, spec.kv_dtype.itemsize)
+    held = tunings(table)
+    found = held.get((architecture, name)) or held.get((f"{architecture[:-1]}0", name), PLAIN)
+    return fitted(found, dims, itemsize, spec.group, shared_bytes * 3 // 4, waiting)
+
+
+@cache
+def tunings(table: Path) -> Mapping[tuple[str, str], Tuning]:
+    """A file's, by architecture and backend."""
+    architectures = json.loads(table.read_text(encoding="utf-8"))
+    return {
+        (architecture, name): Tuning.read(tiles)
+        for architecture, backends in architectures.items()
+        for name, tiles in backends.items()
+    }
+
+
 TUNABLES: Mapping[Phase, Sequence[Mapping[str, int]]] = {
     "decode": [
         {"keys": keys, "warps": warps, "stages": stages, "per_processor": parts}
@@ -150,24 +193,29 @@ _FLOAT32 = 2048
 """Elements of a tile of float32: no matrix unit multiplies them exactly, and the others hold tiles in registers."""
 
 
-def fitted(tuning: Tuning, dims: int, itemsize: int, group: int, shared_bytes: int) -> Tuning:
+def fitted(tuning: Tuning, dims: int, itemsize: int, group: int, shared_bytes: int, waiting: int = 0) -> Tuning:
     """With fewer keys at a time, and then fewer tiles, until what is on its way fits into a processor's shared memory.
 
     dims: elements of a head, padded to a power of two; itemsize: bytes of one in a product. A prefill tile has room
     for all query heads of a key head, and decoding has as many more warps as it has more of them than a product needs.
+    waiting: of the tiles on their way, those that wait in registers; where some do, queries only pass through
+    shared memory.
     """
     most = max(_LEAST, _FLOAT32 // dims) if itemsize > 2 else 1 << 30
 
+    def too_large(keys: int, stages: int) -> bool:
+        return 2 * keys * dims * itemsize * max(1, stages - waiting) > shared_bytes
+
     def fit(keys: int, stages: int) -> dict[str, int]:
         keys = min(keys, most)
-        while keys > _LEAST and 2 * keys * dims * itemsize * stages > shared_bytes:
+        while keys > _LEAST and too_large(keys, stages):
             keys //= 2
-        while stages > 1 and 2 * keys * dims * itemsize * stages > shared_bytes:
+        while stages > 1 and too_large(keys, stages):
             stages -= 1
         return {"keys": keys, "stages": stages}
 
     queries = min(tuning.prefill.queries, most)
-    while queries > _LEAST and queries * dims * itemsize > shared_bytes // 4:
+    while queries > _LEAST and queries * dims * itemsize > (shared_bytes if waiting else shared_bytes // 4):
         queries //= 2
     while queries < group:
         queries *= 2

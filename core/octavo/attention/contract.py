@@ -22,6 +22,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from types import EllipsisType
 
+    from octavo.attention.ahead import AheadOfTime
     from octavo.attention.device import Device
     from octavo.kv.layout import KVCacheLayout, LayoutType
 
@@ -252,6 +253,11 @@ class AttentionBackend(ABC):
         What several backends share is counted once. The cache is sized by what is free, whether this tells or not.
         """
         return ()
+
+    @classmethod
+    def ahead(cls) -> Mapping[str, AheadOfTime]:
+        """By target, e.g. "gfx942": its kernels for hardware that need not be here, which `octavo kernels` compiles."""
+        return {}
 
     def plan(self, batch: AttentionBatch, bucket: int | None = None) -> Any:
         """Prepare one step, before its first layer; what it returns reaches every `attend` of the step.

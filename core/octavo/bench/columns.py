@@ -93,7 +93,15 @@ def _place(row: Row) -> str:
     return f"– {row['operator']}" if row.get("operator") else str(row["where"])
 
 
-WORDS = {"engine", "backend", "reservation", "where", "prompt", "batch", "heads", "dtype", "cache", "phase", "options"}
+def _side_by_side(row: Row) -> str:
+    """Programs on a processor, and the warps of each."""
+    return f"{row['programs']} of {row['warps']}" if "programs" in row else str(row.get("fault", ""))
+
+
+WORDS = {
+    "engine", "backend", "reservation", "where", "prompt", "batch", "heads", "dtype", "cache", "phase", "options", "target",
+    "kernel", "configuration",
+}  # fmt: skip
 """Headings over words, which stand on the left."""
 
 COLUMNS: dict[str, Columns] = {
@@ -159,6 +167,32 @@ COLUMNS: dict[str, Columns] = {
         ("phase", word("phase")),
         ("options", word("options")),
         ("time ratio", number("time_ratio", 3)),
+    ],
+    "compiled": [
+        ("target", word("target")),
+        ("backend", word("backend")),
+        ("kernel", word("kernel")),
+        ("configuration", word("configuration")),
+        ("registers", number("registers")),
+        ("scalar", number("scalar_registers")),
+        ("shared", number("shared_bytes")),
+        ("scratch", number("scratch_bytes")),
+        ("programs", _side_by_side),
+        ("matrix", number("matrix_instructions")),
+        ("wide", number("wide_loads")),
+        ("narrow", number("narrow_loads")),
+        ("code", number("code_bytes")),
+        ("s", number("compile_seconds", 1)),
+    ],
+    "roofline": [
+        ("target", word("target")),
+        ("backend", word("backend")),
+        ("batch", word("batch")),
+        ("MB read", scaled("read_bytes", 1e6, 1)),
+        ("programs", number("programs")),
+        ("a processor", number("programs_per_processor")),
+        ("turns", number("turns")),
+        ("calculated µs", scaled("calculated_seconds", 1e-6, 1)),
     ],
     "tenants": [
         ("prompt", word("prompt")),

@@ -29,6 +29,8 @@ _NAMES = {
 }
 """Behind the name of a layer's attention, the first that is there: TGI's and vLLM's, ModelOpt's, its of a merged
 projection, Quark's and older compressed-tensors', and AutoFP8's one for both."""
+_COARSER = {torch.float8_e4m3fn: torch.float8_e5m2, torch.float8_e4m3fnuz: torch.float8_e5m2fnuz}
+"""What holds larger numbers."""
 _ENDS = tuple({f".{name}" for names in _NAMES.values() for name in names})
 
 
@@ -53,11 +55,16 @@ def find_scales(
         for number in members:
             key, value = (_scale(tensors, layers[calls[number].module], part, spec.kv_heads) for part in ("k", "v"))
             if key is not None or value is not None:
-                one = torch.ones(1)
-                key, value = ((one if given is None else given).to(model.device) for given in (key, value))
+                one, wider = torch.ones(1), _wider(kv_dtype)
+                key, value = ((one if given is None else given * wider).to(model.device) for given in (key, value))
                 found[number] = KVScales.of(key, value, spec)
     _tell(found, len(calls), kv_dtype)
     return found
+
+
+def _wider(kv_dtype: torch.dtype) -> float:
+    """By how much scales are larger where a cache ends sooner than e4m3fn, which checkpoints are calibrated for."""
+    return max(1.0, torch.finfo(torch.float8_e4m3fn).max / torch.finfo(kv_dtype).max)
 
 
 def _read(files: Sequence[Path]) -> dict[str, Tensor]:
@@ -97,9 +104,10 @@ def _tell(found: Mapping[int, KVScales], layers: int, kv_dtype: torch.dtype) -> 
         logger.info(
             "keys and values of %d of %d layers are scaled as the checkpoint says, %s", len(found), layers, which
         )
-    elif kv_dtype == torch.float8_e4m3fn:
+    elif kv_dtype in _COARSER:
+        word, coarser = (str(dtype).removeprefix("torch.float8") for dtype in (kv_dtype, _COARSER[kv_dtype]))
         logger.warning(
-            "there are no scales for the cache of fp8_e4m3fn: keys and values beyond %g are cut to that; "
-            "KV_CACHE_DTYPE=fp8_e5m2 holds up to %g, less exactly",
-            torch.finfo(kv_dtype).max, torch.finfo(torch.float8_e5m2).max,
+            "there are no scales for the cache of fp8%s: keys and values beyond %g are cut to that; "
+            "KV_CACHE_DTYPE=fp8%s holds up to %g, less exactly",
+            word, torch.finfo(kv_dtype).max, coarser, torch.finfo(_COARSER[kv_dtype]).max,
         )  # fmt: skip

@@ -76,7 +76,7 @@ def _mend() -> None:
     if getattr(builder, "mended", False):
         return
     builder.mended = True
-    for mend in (_mend_arithmetic, _mend_conversions, _mend_sums, _guard):
+    for mend in (_mend_arithmetic, _mend_types, _mend_conversions, _mend_sums, _guard):
         mend(tl, interpreter, builder)
     _mend_loops(interpreter)
     _mend_speed(tl, interpreter)
@@ -116,10 +116,24 @@ def _mend_arithmetic(tl: Any, interpreter: Any, builder: Any) -> None:
     builder.create_fneg = lambda self, a: self.unary_op(a, np.negative)
 
 
+def _mend_types(tl: Any, interpreter: Any, builder: Any) -> None:
+    """The interpreter's list of types lacks the float8 with one zero, which the language's own has."""
+    patch, to_ir = interpreter._patch_lang_core, tl.dtype.to_ir
+
+    def patched(language: Any, scope: Any) -> None:
+        patch(language, scope)
+        scope.set_attr(language.dtype, "to_ir", to_ir)
+
+    interpreter._patch_lang_core = patched
+
+
 def _mend_conversions(tl: Any, interpreter: Any, builder: Any) -> None:
     handle = interpreter.TensorHandle
     cast, convert = builder.cast_impl, builder.create_fp_to_fp
-    float8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+    float8 = {
+        tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2,
+        tl.float8e4b8: torch.float8_e4m3fnuz, tl.float8e5b16: torch.float8_e5m2fnuz,
+    }  # fmt: skip
 
     def cast_impl(self: Any, source: Any, target: Any) -> Any:
         dtype = target.scalar
@@ -130,6 +144,11 @@ def _mend_conversions(tl: Any, interpreter: Any, builder: Any) -> None:
         return cast(self, source, target)
 
     def create_fp_to_fp(self: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source.dtype.scalar in (tl.float8e4b8, tl.float8e5b16):  # whose NaN lies where others have -0
+            held = torch.from_numpy(np.ascontiguousarray(source.data)).view(float8[source.dtype.scalar])
+            return self.create_fp_to_fp(handle(held.float().numpy(), tl.float32), target, rounding)
+        if target.scalar == source.dtype.scalar:
+            return source
         if target.scalar == tl.bfloat16 and source.dtype.scalar in (tl.float32, tl.float16, tl.float64):
             return handle(narrow(source.data.astype(np.float32)), target.scalar)
         if target.scalar in float8:  # its own has no carry from the mantissa into the exponent

@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.target_info import current_target
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -15,6 +16,27 @@ def begin(EARLY: tl.constexpr):
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.constexpr_function
+def is_cdna():
+    """Is it compiled for a GPU of AMD's with waves of 64 threads? Interpreted it is not."""
+    target = current_target()
+    return target is not None and target.backend == "hip" and target.warp_size == 64
+
+
+@triton.jit
+def settle(own):
+    """Every thread's stores end before any thread goes on. own: a tensor that each thread holds a part of.
+
+    A barrier alone does that but for AMD's CDNA, where it waits for the LDS: another thread's store may still be on
+    its way to the cache that a release by one thread makes visible to all.
+    """
+    if is_cdna():
+        tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)", "=v,0,~{memory}", [own], dtype=tl.float32, is_pure=False, pack=1
+        )
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -44,9 +66,12 @@ def blocks_of(table, first, end, tokens, BLOCK_SIZE: tl.constexpr, TILE: tl.cons
     if BLOCK_SIZE % TILE == 0:
         return tl.load(table + first // BLOCK_SIZE).to(tl.int64)
     else:
-        # A mask for whole blocks, too, tells the compiler that neighbouring slots are of one block.
+        # A mask for whole blocks, too, tells the compiler that neighbouring slots are of one block; AMD's forgets it
+        # with the load, and is told again.
         entry = tokens // BLOCK_SIZE
-        return tl.load(table + entry, mask=entry * BLOCK_SIZE < end, other=0).to(tl.int64)
+        blocks = tl.load(table + entry, mask=entry * BLOCK_SIZE < end, other=0).to(tl.int64)
+        RUN: tl.constexpr = min(BLOCK_SIZE & -BLOCK_SIZE, TILE)
+        return tl.max_constancy(blocks, [RUN])
 
 
 @triton.constexpr_function

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.common import absorb, begin, finite, is_upright, sink
+from octavo_triton.kernels.common import absorb, begin, finite, is_upright, settle, sink
 
 _BEGUN = tl.constexpr(64)
 """What a part costs before its first key, in tokens that a program reads meanwhile ..."""
@@ -183,7 +183,7 @@ def decode(
         tl.store(out + head[:, None] * SIZE + dim[None, :], result.to(out.dtype.element_ty), mask=real)
     else:
         give(partial, item * KV_HEADS + kv_head, peak, total, weighted, GROUP, SIZE)
-        tl.debug_barrier()  # all threads' stores, before the one that counts
+        settle(total)  # all threads' stores, before the one that counts
         count = arrived + row * KV_HEADS + kv_head
         if tl.atomic_add(count, 1, sem="acq_rel") == parts - 1:
             first_share = (item - part) * KV_HEADS + kv_head

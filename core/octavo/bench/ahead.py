@@ -1,0 +1,120 @@
+"""Kernels for hardware that is not here: compiled, and what each takes of its target."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from octavo.attention.ahead import AheadOfTime
+from octavo.attention.installed import backends
+from octavo.bench.machine import Fact, versions
+from octavo.bench.report import Report
+from octavo.plugins import Plugins, describe
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """One backend's for one target."""
+
+    target: str
+    backend: str
+    ahead: AheadOfTime
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A part of the work, counted from 1, of so many."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def read(cls, text: str) -> Shard:
+        """From such as "2/4". Raises ValueError on anything else."""
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise ValueError(f"shard is {text}, it must be a part and how many there are, such as 2/4")
+        return cls(int(found[1]), int(found[2]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is compiled."""
+
+    targets: Sequence[str]
+    """As a backend or Triton calls them: "gfx942", "hip:gfx942", "sm_90", "cuda:90". None: all."""
+    attention: Sequence[str] = ()
+    """Backends, as NAME or PLATFORM/NAME. None: all that have kernels for the target."""
+    complete: bool = True
+    """Every value that a backend declares at least once; or the configurations that are most unlike."""
+    configurations: Sequence[str] = ()
+    """By name; none: all of these."""
+    shard: Shard = Shard(1, 1)
+    cache: Path
+    """A folder for what was compiled."""
+
+
+def run(options: Options, progress: Callable[[str], None], installed: Plugins) -> Report:
+    """Compile; what fails is a row with a fault. Raises ValueError for a target or a backend that nobody has."""
+    jobs = _jobs(options, installed)[options.shard.number - 1 :: options.shard.count]
+    rows: list[dict[str, Fact]] = []
+    for number, (kernels, configuration) in enumerate(jobs, start=1):
+        progress(f"{number} of {len(jobs)}: {kernels.target}, {kernels.backend}, {configuration}")
+        where: dict[str, Fact] = {"target": kernels.target, "backend": kernels.backend}
+        try:
+            rows += [where | asdict(one) for one in kernels.ahead.compile(configuration, options.cache)]
+        except Exception as error:  # whatever a compiler says: the others are compiled
+            rows.append(where | {"configuration": configuration, "fault": describe(error)})
+    workload: dict[str, Fact] = {
+        "targets": ", ".join(dict.fromkeys(kernels.target for kernels, _ in jobs)),
+        "configurations": f"{len(jobs)}, {'every declared value' if options.complete else 'those most unlike'}",
+        "shard": None if options.shard.count == 1 else f"{options.shard.number}/{options.shard.count}",
+    }
+    return Report(bench="compiled", versions=versions() | {"triton": version("triton")}, workload=workload, rows=rows)
+
+
+def _jobs(options: Options, installed: Plugins) -> list[tuple[Kernels, str]]:
+    jobs = [
+        (kernels, configuration)
+        for kernels in found(options.targets, options.attention, installed)
+        for configuration in kernels.ahead.configurations(complete=options.complete or bool(options.configurations))
+    ]
+    if not options.configurations:
+        return jobs
+    known = dict.fromkeys(configuration for _, configuration in jobs)
+    if unknown := [name for name in options.configurations if name not in known]:
+        raise ValueError(f'there is no configuration "{unknown[0]}": {", ".join(known)}')
+    return [job for job in jobs if job[1] in options.configurations]
+
+
+def found(targets: Sequence[str], attention: Sequence[str], installed: Plugins) -> list[Kernels]:
+    """Those of these targets and backends. Raises ValueError with what there is."""
+    everything = list(_everything(installed))
+    wanted = [_spelled(target) for target in targets] or list(dict.fromkeys(one.target for one in everything))
+    for target in wanted:
+        if target not in {one.target for one in everything}:
+            known = ", ".join(dict.fromkeys(one.target for one in everything)) or "none"
+            raise ValueError(f"no installed backend has kernels for {target}: there are those for {known}")
+    chosen = [one for target in wanted for one in everything if one.target == target and _named(one, attention)]
+    if not chosen:
+        names = ", ".join(dict.fromkeys(one.backend for one in everything if one.target in wanted))
+        raise ValueError(f"{', '.join(attention)} has no kernels for {', '.join(wanted)}: {names} have")
+    return chosen
+
+
+def _everything(installed: Plugins) -> Iterator[Kernels]:
+    for registered in backends(installed):
+        for target, ahead in registered.kind.ahead().items():
+            yield Kernels(target, registered.kind.qualified_name(), ahead)
+
+
+def _spelled(target: str) -> str:
+    """Triton's words for a target as the makers have them."""
+    return target.replace("cuda:", "sm_").replace("hip:", "")
+
+
+def _named(kernels: Kernels, attention: Sequence[str]) -> bool:
+    return not attention or any(name in (kernels.backend, kernels.backend.partition("/")[2]) for name in attention)
