@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test ipex soak lint format settings reference docs check clean
+.PHONY: help demo test ipex kernels soak lint format settings reference docs check clean
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
@@ -18,6 +18,7 @@ help:
 	@echo "make test      install what the tests need and run them"
 	@echo "make ipex      run the backends on Intel's library, in an environment with PyTorch 2.8: 2.3 GB of disk, made once"
 	@echo "make soak      half an hour of clients that cancel, stall and send too much, while the engine is killed"
+	@echo "make kernels   compile every kernel for every GPU that is known, none of which need be here"
 	@echo "make lint      ruff (format and rules), mypy --strict, the import contracts"
 	@echo "make format    let ruff rewrite what it can"
 	@echo "make settings  write docs/settings.md anew, from the settings' source"
@@ -47,6 +48,11 @@ ipex: $(IPEX_VENV)/octavo
 soak: .venv/octavo-dev
 	@echo "==> Soaking the server"
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE COMPILE=0 $(BIN)/python -m tests.soak $(SOAK_ARGS)
+
+# KERNELS_ARGS='--target gfx942 --shard 2/8' for a part: several machines share them. What was compiled is kept.
+kernels: .venv/octavo-dev
+	@echo "==> Compiling the kernels"
+	$(BIN)/octavo kernels compile --json kernels.json $(KERNELS_ARGS)
 
 lint: .venv/octavo-dev
 	@echo "==> ruff"

@@ -65,7 +65,7 @@ def test_commands_exist(page: Path) -> None:
             option for parameter in COMMANDS[words[0]].params for option in parameter.opts + parameter.secondary_opts
         }
         flags = {word for word in words if word.startswith("--")}
-        assert words[0] == "bench" or flags <= options
+        assert words[0] in ("bench", "kernels") or flags <= options
 
 
 def test_make_targets_exist() -> None:

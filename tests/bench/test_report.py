@@ -13,7 +13,9 @@ DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 PAGES = sorted(DOCS.glob("*.md"))
 RESULTS = sorted(DOCS.glob("*.json"))
 
-UNITS = re.compile(r"(tokens|seconds|mb|percent|percent_of_cache|per_second|requests|steps|calls|preemptions)")
+UNITS = re.compile(
+    r"(tokens|seconds|mb|percent|percent_of_cache|per_second|requests|steps|calls|preemptions|bytes|programs|processor|turns)"
+)
 PLAIN = re.compile(r"_ratio(_to_\w+)?(_min|_max)?$|^p_value$")
 
 

@@ -5,6 +5,8 @@ A few configurations of each; `make kernels` compiles all.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,10 @@ def test_kernels_compile_and_fit(target: str, tmp_path: Path) -> None:
         assert one.scratch_bytes == 0, one
         if one.kernel in DOTS:
             loads_tiles_whole(one)
+    assemblies = list(tmp_path.glob("*/decode.amdgcn"))
+    assert assemblies
+    for assembly in assemblies:
+        stores_are_waited_for(assembly.read_text(encoding="utf-8").splitlines())
 
 
 def loads_tiles_whole(one: CompiledKernel) -> None:
@@ -49,3 +55,12 @@ def loads_tiles_whole(one: CompiledKernel) -> None:
     assert one.narrow_loads == 0, one
     if one.kernel == "decode.decode" or "float8" not in one.configuration:
         assert one.wide_loads >= 2, one
+
+
+def stores_are_waited_for(lines: Sequence[str]) -> None:
+    """By every thread, before the barrier behind which one thread counts its program's part of a context as done."""
+    counted = next(number for number, line in enumerate(lines) if "global_atomic_add" in line)
+    barrier = max(number for number in range(counted) if re.search(r"s_barrier(_signal.*)?$", lines[number]))
+    stored = max(number for number in range(barrier) if re.search(r"\b(global|buffer)_store_", lines[number]))
+    waited = r"s_waitcnt .*vmcnt\(0\)|s_waitcnt_vscnt null, 0x0|s_wait_storecnt 0x0"
+    assert any(re.search(waited, line) for line in lines[stored:barrier]), lines[stored : barrier + 1]
