@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from octavo.attention.ahead import CompiledKernel
 from octavo_triton.chips import Chip, chips
@@ -18,8 +21,22 @@ def chip_of(backend: type[GPUBackend], target: str) -> Chip:
     return chips(backend.folder / "chips.json")[target]
 
 
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+def apart(function: Callable[Given, Found], *given: Given.args, **named: Given.kwargs) -> Found:
+    """In a process of its own: where kernels were interpreted, Triton's language compiles no more."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *given, **named).result()
+
+
 def compiled(wanted: Mapping[type[GPUBackend], Sequence[str]], target: str, cache: Path) -> list[CompiledKernel]:
     """Of these configurations of each backend."""
+    return apart(_compiled, wanted, target, cache)
+
+
+def _compiled(wanted: Mapping[type[GPUBackend], Sequence[str]], target: str, cache: Path) -> list[CompiledKernel]:
     return [
         kernel
         for backend, configurations in wanted.items()

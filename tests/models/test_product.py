@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.attention.ahead import CompiledKernel
 from octavo.models import compile, pack, product, product_kernels
 from octavo.models.capture import Piece, capture, eager
 from octavo.models.compile import compiled
 from octavo_cuda.backend import FlashDecodingBackend
 from octavo_triton.driver import Build, compiling
 from octavo_triton.resources import resources
-from tests.backends.compiled import chip_of, fits
+from tests.backends.compiled import apart, chip_of, fits
 from tests.backends.triton.interpreter import interpreted
 from tests.models.test_compile import SHAPES, bound, inputs
 
@@ -78,21 +79,25 @@ def test_sums_are_cut_only_as_far_as_all_parts_run_at_once(monkeypatch: pytest.M
     assert all(parts == 1 or tiles * parts <= 132 for tiles, parts in grids)
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
-def test_the_kernels_compile_and_fit(target: str, tmp_path: Path) -> None:
+def compile_all(target: str, cache: Path) -> list[CompiledKernel]:
     """Of one row and of as many as there may be, in one part and in several."""
     chip = chip_of(FlashDecodingBackend, target)
     builds: list[Build] = []
     held = product.Scratch.of(132, torch.device("cpu"))
-    with compiling(chip, tmp_path, builds.append):
+    with compiling(chip, cache, builds.append):
         for rows, outputs, depth in ((1, 64, 4096), (16, 1024, 4096), (32, 64 * 132, 4096), (32, 1, 4000)):
             bias = None if outputs > 1 else torch.empty(outputs, dtype=torch.bfloat16)
             weight, x = (torch.empty(count, depth, dtype=torch.bfloat16) for count in (outputs, rows))
             product.run(torch.empty(rows, outputs, dtype=torch.bfloat16), x, weight, bias, held)
-    found = [resources(build, "product", chip) for build in builds]
+    return [resources(build, "product", chip) for build in builds]
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+def test_the_kernels_compile_and_fit(target: str, tmp_path: Path) -> None:
+    found = apart(compile_all, target, tmp_path)
     assert {one.kernel for one in found} == {"product_kernels.one_row", "product_kernels.few_rows"}
     for one in found:
-        fits(one, chip)
+        fits(one, chip_of(FlashDecodingBackend, target))
         assert one.scratch_bytes == 0, one
         assert one.matrix_instructions or one.kernel == "product_kernels.one_row", one
 

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import torch
 
+from octavo.attention.contract import AttentionSpec
 from octavo.attention.device import Device
 from octavo_triton.gpu import GPU, GPUBackend, capabilities
 from octavo_triton.layout import PAGED, TOKEN_MAJOR
 from octavo_triton.tuning import tunings
 
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
+_FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, *_FNUZ)
 """gfx942 has instructions that convert those with one zero (fnuz, arXiv 2206.02915), gfx950 and gfx1201 those of the
-Open Compute Project; the others are converted by shifts and a product, on every chip."""
+Open Compute Project; the others are converted by shifts and a product. For gfx950 Triton has nothing for fnuz."""
 _ALIKE = {"gfx1101": "gfx1100", "gfx1102": "gfx1100", "gfx1200": "gfx1201"}
 """Smaller chips of a generation, whose processors are the same."""
 
@@ -38,6 +40,14 @@ class ROCmBackend(GPUBackend):
         return (
             None if found in known else f"it knows {', '.join(sorted(known))} and chips like them, this GPU is {found}"
         )
+
+    @classmethod
+    def refusal(cls, spec: AttentionSpec, architecture: str) -> str | None:
+        """What Triton does not compile."""
+        if architecture == "gfx950" and spec.kv_dtype in _FNUZ:
+            asked, instead = ("e4m3fnuz", "e4m3fn") if spec.kv_dtype == torch.float8_e4m3fnuz else ("e5m2fnuz", "e5m2")
+            return f"Triton converts no fp8_{asked} on gfx950: KV_CACHE_DTYPE=fp8_{instead} is as small"
+        return None
 
     def gpu(self) -> GPU:
         """As the driver says."""

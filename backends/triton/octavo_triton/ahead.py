@@ -52,13 +52,16 @@ class TritonKernels(AheadOfTime):
 
     def expect(self, spec: AttentionSpec, block_size: int, contexts: Sequence[int], cache: Path) -> Expectation:
         """As the contract says."""
-        backend, batch = there(self._backend, Configuration(spec, block_size), self._chip), _batch([1] * len(contexts))
+        backend, batch = (
+            there(self._backend, Configuration(spec, block_size), self._chip),
+            batch_of([1] * len(contexts)),
+        )
         builds: list[Build] = []
         with compiling(self._chip, cache, builds.append):
-            work = _attend(backend, batch, _cache(backend, small=False)).decodes
+            work = step(backend, batch, cache_of(backend, small=False)).decodes
         (kernel,) = (resources(one, "", self._chip) for one in builds if one.name.endswith(".decode"))
         assert work is not None  # all of these rows decode
-        parts = share_out(contexts, work.wanted, work.items.shape[1], work.tile.keys)
+        parts = share_out(contexts, work.wanted, len(work.items), work.tile.keys)
         return expected(spec, contexts, parts, self._chip, kernel.programs)
 
 
@@ -77,18 +80,18 @@ def there(backend: type[GPUBackend], configuration: Configuration, chip: Chip) -
 
 def _launch_all(backend: GPUBackend, configuration: Configuration, chip: Chip) -> None:
     """Every kernel of a step in which one row decodes and another does not, and of one in which many decode."""
-    cache = _cache(backend, small=configuration.small)
+    cache = cache_of(backend, small=configuration.small)
     for counts in ([1, 64], [1] * (chip.processors + 1)):
-        _attend(backend, _batch(counts), cache)
+        step(backend, batch_of(counts), cache)
 
 
-def _cache(backend: GPUBackend, *, small: bool) -> KVCache:
+def cache_of(backend: GPUBackend, *, small: bool) -> KVCache:
     """Address space: nothing is written."""
     blocks = 1 if small else _LARGE // (backend.layout.block_bytes // 2) + 1
     return backend.layout.allocate(blocks, torch.device("cpu"))
 
 
-def _attend(backend: GPUBackend, batch: AttentionBatch, cache: KVCache) -> Plan:
+def step(backend: GPUBackend, batch: AttentionBatch, cache: KVCache) -> Plan:
     """A step of one layer."""
     spec = backend.spec
     query = torch.empty(len(batch.slots), spec.heads, spec.head_size, dtype=spec.dtype)
@@ -99,7 +102,8 @@ def _attend(backend: GPUBackend, batch: AttentionBatch, cache: KVCache) -> Plan:
     return plan
 
 
-def _batch(counts: Sequence[int]) -> AttentionBatch:
+def batch_of(counts: Sequence[int]) -> AttentionBatch:
+    """Rows of so many new tokens."""
     return AttentionBatch(
         query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
         context_lengths=torch.full((len(counts),), 100, dtype=torch.int32),

@@ -11,9 +11,12 @@ import torch
 
 from octavo.attention.device import CPU, HIP
 from octavo_rocm.backend import FlashDecodingBackend, PagedBackend, ROCmBackend
+from octavo_triton.ahead import batch_of, cache_of, step, there
 from octavo_triton.chips import chips
+from octavo_triton.driver import compiling
+from octavo_triton.reachable import Configuration
 from octavo_triton.tuning import fitted, tunings
-from tests.backends.compiled import chip_of, compiled
+from tests.backends.compiled import apart, chip_of
 from tests.distributions import spec
 
 BACKENDS = (FlashDecodingBackend, PagedBackend)
@@ -71,7 +74,6 @@ def test_every_chip_has_tiles_for_both_layouts() -> None:
 
 
 def test_a_wrong_entry_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles that a table, or a user, has too large for the chip: as its driver would, before anybody has it."""
     table = json.loads((ROCmBackend.folder / "tuning.json").read_text())
     table["gfx942"]["paged"]["decode"] |= {"keys": 128, "stages": 3}
     (tmp_path / "tuning.json").write_text(json.dumps(table))
@@ -79,7 +81,30 @@ def test_a_wrong_entry_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(ROCmBackend, "folder", tmp_path)
     with pytest.raises(AssertionError):
         test_tiles_fit_into_the_lds("gfx942", "paged")
-    monkeypatch.setattr("octavo_triton.gpu.tuned", lambda table, name, *_: tunings(table)["gfx942", name])
+    test_tiles_fit_into_the_lds("gfx942", "flashdecoding")
+
+
+def launch_too_large(cache: Path) -> None:
+    """Tiles that a user asks for are not cut down."""
+    chip = chip_of(PagedBackend, "gfx942")
+    asked = Configuration(spec(head_size=128, dtype=torch.bfloat16, kv_dtype=torch.bfloat16), 16)
+    backend = there(PagedBackend, asked, chip)
+    backend.tuning = backend.tuning.with_options({"decode": {"keys": 128, "stages": 3}})
+    with compiling(chip, cache, lambda build: None):
+        step(backend, batch_of([1]), cache_of(backend, small=True))
+
+
+def test_what_takes_too_much_of_the_lds_is_refused_before_anybody_has_the_card(tmp_path: Path) -> None:
+    """As a card's driver refuses it: by the check that Triton makes at a launch."""
     limit = chip_of(PagedBackend, "gfx942").shared_bytes
     with pytest.raises(Exception, match=f"shared memory, Required: [0-9]+, Hardware limit: {limit}"):
-        compiled({PagedBackend: ["b16 32/8x128 bfloat16"]}, "gfx942", tmp_path)
+        apart(launch_too_large, tmp_path)
+
+
+def test_a_cache_that_triton_cannot_convert_is_refused() -> None:
+    asked = spec(kv_dtype=torch.float8_e4m3fnuz)
+    assert ROCmBackend.refusal(asked, "gfx942") is None
+    assert ROCmBackend.refusal(asked, "gfx950") == (
+        "Triton converts no fp8_e4m3fnuz on gfx950: KV_CACHE_DTYPE=fp8_e4m3fn is as small"
+    )
+    assert ROCmBackend.refusal(spec(kv_dtype=torch.float8_e5m2), "gfx950") is None

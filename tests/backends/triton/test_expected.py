@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from octavo_cuda.backend import FlashDecodingBackend
 from octavo_triton import launch
 from octavo_triton.expected import expected, share_out
-from octavo_triton.plan import Decodes, Scratch
+from octavo_triton.plan import FIELDS, Decodes, Scratch
 from tests.backends.compiled import chip_of
 from tests.backends.triton.interpreted import TILE
 from tests.distributions import spec
@@ -24,10 +24,11 @@ from tests.distributions import spec
 @example(contexts=[1024] * 256, wanted=76)
 def test_parts_are_those_that_the_kernel_makes(contexts: list[int], wanted: int) -> None:
     room = 6 * wanted + len(contexts)
-    items = torch.full((6, room), -7, dtype=torch.int32)
+    items = torch.full((room, FIELDS), -7, dtype=torch.int32)
     work = Decodes(len(contexts), TILE, wanted, 0, items, Scratch(torch.empty(0), torch.empty(0)))
-    launch.split(work, torch.tensor(contexts, dtype=torch.int32), None)
-    rows = items[0][items[0] >= 0]
+    table = torch.zeros(len(contexts), 1, dtype=torch.int32)
+    launch.split(work, torch.tensor(contexts, dtype=torch.int32), table, 1 << 20, None)
+    rows = items[:, 0][items[:, 0] >= 0]
     assert share_out(contexts, wanted, room, TILE.keys) == torch.bincount(rows, minlength=len(contexts)).tolist()
 
 

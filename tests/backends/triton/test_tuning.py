@@ -78,7 +78,10 @@ def test_options_change_what_they_name() -> None:
     ("given", "message"),
     [
         ({"decode": 3}, 'option decode is 3, it must be an object, e.g. {"keys": 64}'),
-        ({"decode": {"key": 3}}, "option decode has key, it takes keys, warps, stages, per_processor"),
+        (
+            {"decode": {"key": 3}},
+            "option decode has key, it takes keys, warps, stages, waves_per_eu, matrix_instr_nonkdim, per_processor",
+        ),
         ({"decode": {"registers": 1, "keys": 3}}, "option decode has keys, it takes warps, per_processor"),
         ({"prefill": {"keys": 0}}, "option prefill has keys 0, it must be a whole number at least 1"),
         ({"prefill": {"keys": True}}, "option prefill has keys True, it must be"),
