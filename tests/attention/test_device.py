@@ -1,5 +1,6 @@
 """The devices that come with octavo: what they say about a machine that has them, and about one that has not."""
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -206,13 +207,19 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def __exit__(self, *_: object) -> None:
             events.append("end")
 
+    def set_mode(mode: str) -> None:
+        """As PyTorch does it the first time; to a test a warning is an error."""
+        events.append(mode)
+        if mode == "error":
+            warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=2)
+
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: events.append("replay")))
     monkeypatch.setattr(torch.cuda, "graph", Recording)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: len(events))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "stream")
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: events.append(f"back to {stream}"))
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: "default")
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", events.append)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
     return events
 
 

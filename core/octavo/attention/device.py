@@ -6,9 +6,10 @@ import ctypes
 import os
 import resource
 import sys
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -219,12 +220,9 @@ class CUDA(Device):
         next. A `run` that waits for the GPU is an error before anything is captured, since a capture that breaks off
         leaves PyTorch's allocator in the middle of it.
         """
-        stream, mode = torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        stream = torch.cuda.current_stream()
+        with _waits_are_errors():
             run()
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=pool):
@@ -233,6 +231,19 @@ class CUDA(Device):
             torch.cuda.set_stream(stream)
             raise
         return graph.replay
+
+
+@contextmanager
+def _waits_are_errors() -> Iterator[None]:
+    """Within, PyTorch raises where the host would wait for the GPU. Its warning of that mode helps nobody."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 class HIP(CUDA):

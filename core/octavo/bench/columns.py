@@ -99,8 +99,8 @@ def _side_by_side(row: Row) -> str:
 
 
 WORDS = {
-    "engine", "backend", "reservation", "where", "prompt", "batch", "heads", "dtype", "cache", "phase", "options", "target",
-    "kernel", "configuration",
+    "engine", "backend", "reservation", "where", "prompt", "batch", "heads", "dtype", "cache", "phase", "options",
+    "target", "kernel", "configuration",
 }  # fmt: skip
 """Headings over words, which stand on the left."""
 
