@@ -15,7 +15,7 @@ from octavo_triton.tuning import tunings
 _FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, *_FNUZ)
 """gfx942 has instructions that convert those with one zero (fnuz, arXiv 2206.02915), gfx950 and gfx1201 those of the
-Open Compute Project; the others are converted by shifts and a product. For gfx950 Triton has nothing for fnuz."""
+Open Compute Project. Triton converts the latter by shifts and a product elsewhere, fnuz on no other chip."""
 _ALIKE = {"gfx1101": "gfx1100", "gfx1102": "gfx1100", "gfx1200": "gfx1201"}
 """Smaller chips of a generation, whose processors are the same."""
 
@@ -43,10 +43,10 @@ class ROCmBackend(GPUBackend):
 
     @classmethod
     def refusal(cls, spec: AttentionSpec, architecture: str) -> str | None:
-        """What Triton does not compile."""
-        if architecture == "gfx950" and spec.kv_dtype in _FNUZ:
+        """What Triton cannot convert there: it aborts, or takes one kind for the other."""
+        if architecture != "gfx942" and spec.kv_dtype in _FNUZ:
             asked, instead = ("e4m3fnuz", "e4m3fn") if spec.kv_dtype == torch.float8_e4m3fnuz else ("e5m2fnuz", "e5m2")
-            return f"Triton converts no fp8_{asked} on gfx950: KV_CACHE_DTYPE=fp8_{instead} is as small"
+            return f"Triton converts no fp8_{asked} on {architecture}: KV_CACHE_DTYPE=fp8_{instead} is as small"
         return None
 
     def gpu(self) -> GPU:

@@ -104,7 +104,8 @@ def test_what_takes_too_much_of_the_lds_is_refused_before_anybody_has_the_card(t
 def test_a_cache_that_triton_cannot_convert_is_refused() -> None:
     asked = spec(kv_dtype=torch.float8_e4m3fnuz)
     assert ROCmBackend.refusal(asked, "gfx942") is None
-    assert ROCmBackend.refusal(asked, "gfx950") == (
-        "Triton converts no fp8_e4m3fnuz on gfx950: KV_CACHE_DTYPE=fp8_e4m3fn is as small"
-    )
+    for architecture in ("gfx90a", "gfx950", "gfx1100", "gfx1201"):
+        assert ROCmBackend.refusal(asked, architecture) == (
+            f"Triton converts no fp8_e4m3fnuz on {architecture}: KV_CACHE_DTYPE=fp8_e4m3fn is as small"
+        )
     assert ROCmBackend.refusal(spec(kv_dtype=torch.float8_e5m2), "gfx950") is None
