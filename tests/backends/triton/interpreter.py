@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_VARIABLE = "TRITON_INTERPRET"
 _FOLDERS = ("triton.language", "octavo_triton.kernels", "octavo.models.product_kernels")
 """Modules whose compiled functions are interpreted."""
 _known: dict[int, Any] = {}
@@ -46,7 +45,7 @@ def interpreted() -> Iterator[None]:
         yield
     finally:
         knobs.runtime.interpret = False
-        os.environ.pop(_VARIABLE, None)  # the setting writes it, and what is started here would read it
+        os.environ.pop("TRITON_INTERPRET", None)  # the setting writes it, and what is started here would read it
         for module, name, found in swapped:
             setattr(module, name, found)
 
@@ -63,8 +62,8 @@ def widen(bits: NDArray[Any]) -> NDArray[np.float32]:
 def narrow(values: Any) -> NDArray[np.uint16]:
     """To the bits of the nearest bfloat16, ties to even."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    odd = (bits >> np.uint32(16)) & np.uint32(1)
-    rounded = ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
+    half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    rounded = ((bits + half) >> np.uint32(16)).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
 
 
@@ -231,9 +230,8 @@ def _patch_once(tl: Any, interpreter: Any) -> None:
         def restore(self) -> None: ...
 
     def patched(function: Any) -> Any:
-        new = [id(value) for value in function.__globals__.values() if value is tl or value is tl.core]
-        new = [one for one in new if one not in active]
-        if not new:
+        held = (id(value) for value in function.__globals__.values() if value is tl or value is tl.core)
+        if not (new := [one for one in held if one not in active]):
             return Nothing()
         scope = patch(function)
         active.update(new)
@@ -267,8 +265,7 @@ def _guard(tl: Any, interpreter: Any, builder: Any) -> None:
     def check(pointers: Any, mask: Any, what: str) -> None:
         at = np.asarray(pointers.data, dtype=np.uint64)
         at = at if mask is None else at[np.broadcast_to(np.asarray(mask.data, bool), at.shape)]
-        outside = _outside(at, max(1, pointers.get_element_ty().primitive_bitwidth // 8), ranges)
-        if outside:
+        if outside := _outside(at, max(1, pointers.get_element_ty().primitive_bitwidth // 8), ranges):
             raise OutOfBounds(f"{what}: {outside} of {at.size} elements lie outside of all tensors")
 
     load, store, atomic = builder.create_masked_load, builder.create_masked_store, builder.create_atomic_rmw
