@@ -28,7 +28,7 @@ FIELDS: dict[type[Any], tuple[str, str]] = {
     KVCache: ("keys values", ""),
 }
 MEMBERS: dict[type[Any], tuple[str, str]] = {
-    AttentionBackend: ("attend", "qualified_name refuse probe workspaces plan priority tunables"),
+    AttentionBackend: ("attend", "qualified_name refuse probe workspaces ahead plan priority caution tunables"),
     KVCacheLayout: ("block_bytes allocate write read copy_blocks", ""),
     Device: (
         "unavailable torch_device memory",
