@@ -98,7 +98,9 @@ def test_a_part_can_be_asked_for(installed: Plugins, tmp_path: Path) -> None:
     [
         ({"targets": ["gfx9"]}, "no installed backend has kernels for gfx9: there are those for sm_90, gfx942"),
         ({"attention": ["bad"]}, "bad has no kernels for sm_90, gfx942: test/good have"),
-        ({"configurations": ["none"]}, 'there is no configuration "none": plain, large, small, odd'),
+        ({"attention": ["good", "bad"]}, "bad has no kernels for sm_90, gfx942: test/good have"),
+        ({"configurations": ["none"]}, 'there is no configuration "none", of 4 such as plain, large, small: the table'),
+        ({"configurations": ["smal"]}, 'there is no configuration "smal", of 4 such as small: the table without'),
     ],
 )
 def test_what_is_not_there_is_told_with_what_is(
@@ -106,6 +108,19 @@ def test_what_is_not_there_is_told_with_what_is(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         compiled(installed, tmp_path, **options)
+
+
+def test_a_compiler_that_is_not_there_is_told(
+    installed: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ahead() -> Mapping[str, AheadOfTime]:
+        raise ImportError("Triton is not installed: pip install triton")
+
+    monkeypatch.setattr(Compilable, "ahead", ahead)
+    told = r"there are those for none, and not for those of test/good: Triton is not installed: pip install triton"
+    for targets in ([], ["gfx942"]):
+        with pytest.raises(ValueError, match=told):
+            compiled(installed, tmp_path, targets=targets)
 
 
 @pytest.mark.parametrize("text", ["2", "0/2", "3/2", "1/2/3", "-1/2"])

@@ -64,6 +64,11 @@ class TritonBackend(AttentionBackend):
     @classmethod
     def probe(cls, device: Device) -> str | None:
         """It needs a Triton that is new enough."""
+        return cls.triton_fault()
+
+    @staticmethod
+    def triton_fault() -> str | None:
+        """Why the kernels cannot be compiled with what is installed, or None."""
         if find_spec("triton") is None:
             return "Triton is not installed: pip install triton"
         try:

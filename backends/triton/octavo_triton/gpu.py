@@ -68,7 +68,9 @@ class GPUBackend(TritonBackend):
 
     @classmethod
     def ahead(cls) -> Mapping[str, AheadOfTime]:
-        """For the architectures in `chips.json`."""
+        """For the architectures in `chips.json`. Raises ImportError where Triton is not installed, or is too old."""
+        if reason := TritonBackend.triton_fault():
+            raise ImportError(reason)
         from octavo_triton.ahead import TritonKernels
 
         return {name: TritonKernels(cls, chip) for name, chip in chips(cls.folder / "chips.json").items()}

@@ -256,7 +256,10 @@ class AttentionBackend(ABC):
 
     @classmethod
     def ahead(cls) -> Mapping[str, AheadOfTime]:
-        """By target, e.g. "gfx942": its kernels for hardware that need not be here, which `octavo kernels` compiles."""
+        """By target, e.g. "gfx942": its kernels for hardware that need not be here, which `octavo kernels` compiles.
+
+        Raises ImportError where what compiles them is not installed.
+        """
         return {}
 
     def plan(self, batch: AttentionBatch, bucket: int | None = None) -> Any:

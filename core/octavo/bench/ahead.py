@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from octavo.attention.ahead import AheadOfTime
 from octavo.attention.installed import backends
+from octavo.attention.wish import close_matches
 from octavo.bench.machine import Fact, versions
 from octavo.bench.report import Report
 from octavo.plugins import Plugins, describe
@@ -73,7 +75,12 @@ def run(options: Options, progress: Callable[[str], None], installed: Plugins) -
         "configurations": f"{len(jobs)}, {'every declared value' if options.complete else 'those most unlike'}",
         "shard": None if options.shard.count == 1 else f"{options.shard.number}/{options.shard.count}",
     }
-    return Report(bench="compiled", versions=versions() | {"triton": version("triton")}, workload=workload, rows=rows)
+    return Report(bench="compiled", versions=versions() | compiler(), workload=workload, rows=rows)
+
+
+def compiler() -> dict[str, Fact]:
+    """Triton's version, if it is there: other backends may have other compilers."""
+    return {"triton": version("triton")} if find_spec("triton") else {}
 
 
 def _jobs(options: Options, installed: Plugins) -> list[tuple[Kernels, str]]:
@@ -86,29 +93,42 @@ def _jobs(options: Options, installed: Plugins) -> list[tuple[Kernels, str]]:
         return jobs
     known = dict.fromkeys(configuration for _, configuration in jobs)
     if unknown := [name for name in options.configurations if name not in known]:
-        raise ValueError(f'there is no configuration "{unknown[0]}": {", ".join(known)}')
+        close = close_matches(unknown[0], known) or list(known)[:3]
+        raise ValueError(
+            f'there is no configuration "{unknown[0]}", of {len(known)} such as {", ".join(close)}: '
+            "the table without --configuration names them"
+        )
     return [job for job in jobs if job[1] in options.configurations]
 
 
 def found(targets: Sequence[str], attention: Sequence[str], installed: Plugins) -> list[Kernels]:
     """Those of these targets and backends. Raises ValueError with what there is."""
-    everything = list(_everything(installed))
+    everything, absent = _everything(installed)
     wanted = [_spelled(target) for target in targets] or list(dict.fromkeys(one.target for one in everything))
-    for target in wanted:
+    for target in wanted or ["any target"]:
         if target not in {one.target for one in everything}:
             known = ", ".join(dict.fromkeys(one.target for one in everything)) or "none"
-            raise ValueError(f"no installed backend has kernels for {target}: there are those for {known}")
-    chosen = [one for target in wanted for one in everything if one.target == target and _named(one, attention)]
-    if not chosen:
-        names = ", ".join(dict.fromkeys(one.backend for one in everything if one.target in wanted))
-        raise ValueError(f"{', '.join(attention)} has no kernels for {', '.join(wanted)}: {names} have")
-    return chosen
+            others = "".join(f", and not for those of {', '.join(names)}: {reason}" for reason, names in absent.items())
+            raise ValueError(f"no installed backend has kernels for {target}: there are those for {known}{others}")
+    able = [one for target in wanted for one in everything if one.target == target]
+    for name in attention:
+        if not any(_named(one, [name]) for one in able):
+            names = ", ".join(dict.fromkeys(one.backend for one in able))
+            raise ValueError(f"{name} has no kernels for {', '.join(wanted)}: {names} have")
+    return [one for one in able if _named(one, attention)]
 
 
-def _everything(installed: Plugins) -> Iterator[Kernels]:
+def _everything(installed: Plugins) -> tuple[list[Kernels], dict[str, list[str]]]:
+    """All there are, and backends by the reason why what compiles their kernels is not there."""
+    kernels: list[Kernels] = []
+    absent: dict[str, list[str]] = {}
     for registered in backends(installed):
-        for target, ahead in registered.kind.ahead().items():
-            yield Kernels(target, registered.kind.qualified_name(), ahead)
+        name = registered.kind.qualified_name()
+        try:
+            kernels += [Kernels(target, name, ahead) for target, ahead in registered.kind.ahead().items()]
+        except ImportError as error:
+            absent.setdefault(str(error), []).append(name)
+    return kernels, absent
 
 
 def _spelled(target: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from octavo.attention.contract import AttentionSpec
 from octavo.attention.installed import backends
-from octavo.bench.ahead import found
+from octavo.bench.ahead import compiler, found
 from octavo.bench.batches import GRID
 from octavo.bench.machine import Fact, versions
 from octavo.bench.report import Report
@@ -53,4 +52,4 @@ def run(
         "heads": f"{_SPEC.heads}/{_SPEC.kv_heads} of {_SPEC.head_size}",
         "cache": "bfloat16",
     }
-    return Report(bench="roofline", versions=versions() | {"triton": version("triton")}, workload=workload, rows=rows)
+    return Report(bench="roofline", versions=versions() | compiler(), workload=workload, rows=rows)
