@@ -52,6 +52,8 @@ class PrefillTile(_Tile):
 
 WARP_TOKENS: Final = 16
 """Of a warp's tile that is loaded into registers: what NVIDIA's matrix unit takes at a time."""
+WARPS: Final = (1, 2, 4)
+"""Of a program with such tiles: for others the layouts of its registers have no bases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,14 @@ class Tuning:
         """With other shapes for `decode` or `prefill`, as a user gives them. Raises ValueError on what is none."""
         changed: dict[str, Any] = {}
         for phase, given in options.items():
-            if in_registers(given):
+            if phase == "decode" and in_registers(given):
                 own = {name: value for name, value in given.items() if name != "registers"}
                 tile = _changed(self.registers.many, phase, own)
+                if given["registers"] != 1 or tile.warps not in WARPS:
+                    raise ValueError(
+                        f"option {phase} has registers {given['registers']!r} and warps {tile.warps}, registers must "
+                        f"be 1 or left out, and warps with it {', '.join(map(str, WARPS))}"
+                    )
                 changed |= dict.fromkeys(("registers", "wide"), replace(self.registers, few=tile, many=tile))
             else:
                 changed[phase] = _changed(getattr(self, phase), phase, given)
@@ -171,10 +178,7 @@ TUNABLES: Mapping[Phase, Sequence[Mapping[str, int]]] = {
         {"keys": keys, "warps": warps, "stages": stages, "per_processor": parts}
         for keys, warps, stages, parts in product((32, 64, 128), (1, 2, 4), (3, 4, 5), (2, 4))
     ]
-    + [
-        {"registers": 1, "warps": warps, "per_processor": parts}
-        for warps, parts in product((1, 2, 4), (1, 2, 3, 4, 6, 8))
-    ],
+    + [{"registers": 1, "warps": warps, "per_processor": parts} for warps, parts in product(WARPS, (1, 2, 3, 4, 6, 8))],
     "prefill": [
         {"queries": queries, "keys": keys, "warps": warps, "stages": stages}
         for queries, keys, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))

@@ -83,6 +83,12 @@ def test_options_change_what_they_name() -> None:
             "option decode has key, it takes keys, warps, stages, waves_per_eu, matrix_instr_nonkdim, per_processor",
         ),
         ({"decode": {"registers": 1, "keys": 3}}, "option decode has keys, it takes warps, per_processor"),
+        ({"decode": {"registers": 0}}, "option decode has registers 0 and warps 2, registers must be 1 or left out"),
+        (
+            {"decode": {"registers": 1, "warps": 8}},
+            "option decode has registers 1 and warps 8, registers must be 1 or left out, and warps with it 1, 2, 4",
+        ),
+        ({"prefill": {"registers": 1, "warps": 2}}, "option prefill has registers, it takes keys"),
         ({"prefill": {"keys": 0}}, "option prefill has keys 0, it must be a whole number at least 1"),
         ({"prefill": {"keys": True}}, "option prefill has keys True, it must be"),
         ({"prefill": {"keys": "64"}}, "option prefill has keys '64', it must be"),
