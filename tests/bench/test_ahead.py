@@ -147,3 +147,6 @@ def test_the_command(installed: Plugins, tmp_path: Path, monkeypatch: pytest.Mon
     assert len(json.loads(file.read_text())["rows"]) == 4
     assert CliRunner().invoke(app, [*words, "--configuration", "odd"]).exit_code == 0
     assert CliRunner().invoke(app, [*words, "--shard", "5/4"]).exit_code == 2
+    nowhere = CliRunner().invoke(app, [*words[:-1], str(tmp_path / "none" / "kernels.json")])
+    assert nowhere.exit_code == 2
+    assert "there is no folder" in nowhere.stderr

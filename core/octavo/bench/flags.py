@@ -23,7 +23,19 @@ ShortestPrompt = Annotated[int, typer.Option(min=1, help="The shortest prompt, t
 LongestPrompt = Annotated[int, typer.Option(min=1, help="The longest prompt, tokens.")]
 ShortestAnswer = Annotated[int, typer.Option(min=1, help="The shortest answer, tokens.")]
 LongestAnswer = Annotated[int, typer.Option(min=1, help="The longest answer, tokens.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result to this file too.")]
+
+
+def _in_a_folder(path: Path | None) -> Path | None:
+    """Before anything is measured. Raises ValueError where the folder is missing."""
+    if path is not None and not path.parent.is_dir():
+        raise ValueError(f"--json {path}: there is no folder {path.parent}, make it first")
+    return path
+
+
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", callback=_in_a_folder, help="Write the result to this file too."),
+]
 
 
 def show(report: Any, path: Path | None) -> None:
