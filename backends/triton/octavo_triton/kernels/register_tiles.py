@@ -165,8 +165,11 @@ def _stood_up(lying, SIZE: gl.constexpr, RUN: gl.constexpr, WARPS: gl.constexpr)
 
 @gluon.constexpr_function
 def shift(dtype):
-    """Binary places by which weights are larger than they are: float16 has not many for small ones."""
-    return 15 if dtype == gl.float16 else 0
+    """Binary places by which weights are larger than they are: float16 has not many for small ones.
+
+    It has 16 for large ones: some are left for what a very large logit less its rounded peak may be more than 0.
+    """
+    return 12 if dtype == gl.float16 else 0
 
 
 @gluon.jit
