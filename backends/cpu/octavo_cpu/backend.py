@@ -1,4 +1,4 @@
-"""Decoding by the C++ kernel, prompts by PyTorch's fused attention as in the reference backend."""
+"""Decoding by the C++ kernel, prompts by PyTorch's fused attention."""
 
 from __future__ import annotations
 
@@ -7,42 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from octavo import native
 from octavo.attention.contract import AttentionBatch, AttentionSpec, Capabilities
 from octavo.attention.device import Device
-from octavo.kv.layout import HEAD_MAJOR, AxesLayout, KVCache, LayoutType
-from octavo_reference.backend import ReferenceBackend
+from octavo.kv.layout import KVCache, LayoutType
+from octavo_cpu import layout
+from octavo_cpu.layout import CPULayout
+from octavo_reference.backend import Prefill, ReferenceBackend
 
 _SOURCE = Path(__file__).with_name("decode.cpp")
 _LANES = 8
 """Elements of the kernel's vectors: a head is a whole number of them."""
 _PART_TOKENS = 512
 """Fewest tokens of a context that are worth a part of their own."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CPULayout(AxesLayout):
-    """Head-major, written by the kernel: PyTorch's scatter is several small operations a layer."""
-
-    @classmethod
-    def of(cls, spec: AttentionSpec, block_size: int) -> CPULayout:
-        """The layout of one group of layers."""
-        plain = HEAD_MAJOR(spec, block_size)
-        return cls(plain.layers, plain.block_size, plain.dtype, plain.key_order, plain.value_order)
-
-    def write(self, cache: KVCache, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        """key, value: [tokens, kv_heads, head_size] float32; slots: [tokens] int64, -1 writes nothing."""
-        slots = slots.contiguous()
-        _kernel().write(
-            _shape(self.kv_heads, self.kv_heads, self.head_size, self.block_size),
-            *_strided(key), *_strided(value), slots.data_ptr(), len(slots),
-            cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(),
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +79,7 @@ class FlashDecodingBackend(ReferenceBackend):
         """It runs on a CPU whose C++ compiler can build its kernel, which is tried once on a machine: seconds."""
         if device.name != "cpu":
             return f"it runs on a cpu, not on {device.name}"
-        return native.fault(_SOURCE)
+        return native.fault(layout.SOURCE) or native.fault(_SOURCE)
 
     def plan_decode(self, batch: AttentionBatch, contexts: list[int]) -> Decode | None:
         """Split long contexts so that every thread has work, unless that would show in a row's bits."""
@@ -127,6 +110,27 @@ class FlashDecodingBackend(ReferenceBackend):
         )  # fmt: skip
         return out
 
+    def attend_prefill(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, row: Prefill, layer: int
+    ) -> Tensor:
+        """One row's own tokens: query [length, heads, head_size] -> the same shape.
+
+        To PyTorch each key head is a sequence, whose query heads share it without a copy.
+        """
+        spec = self.spec
+        if spec.softcap is not None or self.sinks is not None or not row.context:
+            return super().attend_prefill(query, key, value, cache, row, layer)
+        if row.context != row.length:
+            key, value = cast(CPULayout, self.layout).gather(cache, layer, row.blocks, row.context)
+        grouped = query.unflatten(1, (spec.kv_heads, spec.group)).permute(1, 2, 0, 3)
+        key, value = (
+            part.to(query.dtype).transpose(0, 1)[:, None].expand(-1, spec.group, -1, -1) for part in (key, value)
+        )
+        out = functional.scaled_dot_product_attention(
+            grouped, key, value, row.mask, is_causal=row.mask is None, scale=spec.scale
+        )
+        return out.permute(2, 0, 1, 3).flatten(1, 2)
+
 
 class Shape(ctypes.Structure):
     """What the kernel calls Shape."""
@@ -150,8 +154,7 @@ def _kernel() -> Any:
     shape, pointer, number = ctypes.POINTER(Shape), ctypes.c_void_p, ctypes.c_int64
     strided = (pointer, number, number)
     library.part_floats.argtypes, library.part_floats.restype = (shape,), number
-    library.write.argtypes = (shape, *strided, *strided, pointer, number, pointer, pointer)
-    library.write.restype = library.decode.restype = None
+    library.decode.restype = None
     library.decode.argtypes = (shape, *strided, *[pointer] * 4, number, number, *[pointer] * 3)
     return library
 

@@ -1,4 +1,4 @@
-// Decoding rows against a paged cache [block, head, slot, dim] of float32, and the write into it.
+// Decoding rows against a paged cache [block, head, slot, dim] of float32.
 //
 // One task is a part of one row's context for one key head and its group of query heads: every key and value is read
 // once, scores never leave the first cache level, and slots beyond a context are never read. A row's parts are joined by
@@ -261,21 +261,5 @@ void decode(const Shape* shape, const float* query, int64_t row_stride, int64_t 
         for (int d = 0; d < size; ++d) to[d] += share * acc[d];
       }
     }
-}
-
-// key, value: tokens of kv_heads of size elements, with strides between tokens and between heads; slot -1 writes nothing.
-void write(const Shape* shape, const float* key, int64_t key_stride, int64_t key_head_stride, const float* value,
-           int64_t value_stride, int64_t value_head_stride, const int64_t* slots, int64_t tokens, float* keys, float* values) {
-  const Shape s = *shape;
-  const size_t bytes = s.size * sizeof(float);
-  for (int64_t token = 0; token < tokens; ++token) {
-    if (slots[token] < 0) continue;
-    const int64_t block = slots[token] / s.block_size, offset = slots[token] % s.block_size;
-    for (int64_t head = 0; head < s.kv_heads; ++head) {
-      const int64_t at = ((block * s.kv_heads + head) * s.block_size + offset) * s.size;
-      std::memcpy(keys + at, key + token * key_stride + head * key_head_stride, bytes);
-      std::memcpy(values + at, value + token * value_stride + head * value_head_stride, bytes);
-    }
-  }
 }
 }

@@ -117,8 +117,6 @@ class ReferenceBackend(AttentionBackend):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, plan: Plan, layer: int) -> Tensor:
         """[tokens, heads, head_size]; rows of padding come out as zeros."""
-        layout = cast(AxesLayout, self.layout)
-        sinks = None if self.sinks is None else self.sinks[layer]
         if plan.decode is not None and not plan.prefills and plan.decode.rows == len(query):
             return self.attend_decode(query, cache, plan.decode, layer)
         out = query.new_zeros(query.shape)
@@ -126,15 +124,19 @@ class ReferenceBackend(AttentionBackend):
             rows = plan.decode.rows
             out[:rows] = self.attend_decode(query[:rows], cache, plan.decode, layer)
         for row in plan.prefills:
-            tokens = slice(row.start, row.start + row.length)
-            if row.context == row.length:
-                keys, values = key[tokens], value[tokens]
-            else:
-                keys, values = (
-                    held.flatten(0, 1)[: row.context] for held in layout.read_blocks(cache, layer, row.blocks)
-                )
-            out[tokens] = self._attend_row(query[tokens], keys.to(query.dtype), values.to(query.dtype), row.mask, sinks)
+            own = slice(row.start, row.start + row.length)
+            out[own] = self.attend_prefill(query[own], key[own], value[own], cache, row, layer)
         return out
+
+    def attend_prefill(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, row: Prefill, layer: int
+    ) -> Tensor:
+        """One row's own tokens: query [length, heads, head_size] -> the same shape."""
+        if row.context != row.length:
+            held = cast(AxesLayout, self.layout).read_blocks(cache, layer, row.blocks)
+            key, value = (blocks.flatten(0, 1)[: row.context] for blocks in held)
+        sinks = None if self.sinks is None else self.sinks[layer]
+        return self._attend_row(query, key.to(query.dtype), value.to(query.dtype), row.mask, sinks)
 
     def _attend_row(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None
