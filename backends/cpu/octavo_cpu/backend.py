@@ -22,6 +22,8 @@ from octavo_cpu.layout import CPULayout
 from octavo_reference.backend import Prefill, ReferenceBackend
 
 _SOURCE = Path(__file__).with_name("decode.cpp")
+_ELEMENTS = (torch.float32, torch.bfloat16, torch.float16)
+"""Of a cache, in the kernel's order."""
 _LANES = 8
 """Elements of the kernel's vectors: a head is a whole number of them."""
 _PART_TOKENS = 512
@@ -44,15 +46,15 @@ class Decode:
 
 
 class FlashDecodingBackend(ReferenceBackend):
-    """Split-KV decoding in C++ with OpenMP, float32, for any head size that is a multiple of 8."""
+    """Split-KV decoding in C++ with OpenMP, in float32, for any head size that is a multiple of 8."""
 
     name = "flashdecoding"
     platform = "cpu"
     contract = 1
     priority = 10
     capabilities = Capabilities(
-        dtypes=(torch.float32,),
-        kv_dtypes=(torch.float32,),
+        dtypes=_ELEMENTS,
+        kv_dtypes=_ELEMENTS,
         head_sizes=tuple(range(_LANES, 513, _LANES)),
         block_sizes=(32, ...),
         features=frozenset({"window", "softcap", "sinks"}),
@@ -96,19 +98,19 @@ class FlashDecodingBackend(ReferenceBackend):
 
     def attend_decode(self, query: Tensor, cache: KVCache, plan: Decode, layer: int) -> Tensor:
         """query [rows, heads, head_size] -> the same shape."""
-        spec = self.spec
+        spec, dtype, query = self.spec, query.dtype, query.float()
         out = torch.empty(query.shape, dtype=torch.float32)
         sinks = None if self.sinks is None else self.sinks[layer].contiguous()
         self._kernel.decode(
             _shape(
                 spec.heads, spec.kv_heads, spec.head_size, self.block_size, plan.table.shape[1], spec.scale,
-                spec.softcap or 0.0, spec.window or 0,
+                spec.softcap or 0.0, spec.window or 0, _ELEMENTS.index(spec.kv_dtype),
             ),
             *_strided(query), cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(),
             plan.table.data_ptr(), plan.contexts.data_ptr(), plan.rows, plan.parts,
             None if sinks is None else sinks.data_ptr(), plan.scratch.data_ptr(), out.data_ptr(),
         )  # fmt: skip
-        return out
+        return out.to(dtype)
 
     def attend_prefill(
         self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, row: Prefill, layer: int
@@ -144,6 +146,7 @@ class Shape(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("window", ctypes.c_int64),
+        ("element", ctypes.c_int64),
     )
 
 
@@ -169,8 +172,9 @@ def _shape(
     scale: float = 1,
     softcap: float = 0,
     window: int = 0,
+    element: int = 0,
 ) -> Any:
-    return ctypes.pointer(Shape(heads, kv_heads, size, block_size, width, scale, softcap, window))
+    return ctypes.pointer(Shape(heads, kv_heads, size, block_size, width, scale, softcap, window, element))
 
 
 def _strided(tensor: Tensor) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-// Decoding rows against a paged cache [block, head, slot, dim] of float32.
+// Decoding rows against a paged cache [block, head, slot, dim] of float32, bfloat16 or float16, computed in float32.
 //
 // One task is a part of one row's context for one key head and its group of query heads: every key and value is read
 // once, scores never leave the first cache level, and slots beyond a context are never read. A row's parts are joined by
@@ -11,18 +11,47 @@
 #include <limits>
 #include <type_traits>
 
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
 namespace {
 
 constexpr int kLanes = 8;
-constexpr int64_t kAhead = 1024;  // floats of the next block to ask for early
+constexpr int64_t kLine = 64, kAhead = 64 * kLine;  // bytes of the next block to ask for early
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
 typedef int32_t IntVector __attribute__((vector_size(kLanes * sizeof(int32_t))));
+typedef uint16_t ShortVector __attribute__((vector_size(kLanes * sizeof(uint16_t))));
 
 inline Vector load(const float* from) {
   Vector v;
   std::memcpy(&v, from, sizeof v);
   return v;
 }
+
+enum BFloat16 : uint16_t {};
+enum Float16 : uint16_t {};
+
+inline IntVector load_bits(const void* from) {
+  ShortVector narrow;
+  std::memcpy(&narrow, from, sizeof narrow);
+  return __builtin_convertvector(narrow, IntVector);
+}
+
+inline Vector load(const BFloat16* from) { return (Vector)(load_bits(from) << 16); }
+
+#ifdef __F16C__
+inline Vector load(const Float16* from) {
+  return (Vector)(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+#else
+// The exponent is 112 too small once the bits are in place; infinities and NaN have the largest.
+inline Vector load(const Float16* from) {
+  const IntVector bits = load_bits(from), magnitude = (bits & 0x7fff) << 13, special = magnitude >= 0x7c00 << 13;
+  const IntVector finite = (IntVector)((Vector)magnitude * 0x1p112f);
+  return (Vector)((special ? magnitude | 0x7f800000 : finite) | (bits & 0x8000) << 16);
+}
+#endif
 
 inline void store(float* to, Vector v) { std::memcpy(to, &v, sizeof v); }
 
@@ -48,9 +77,7 @@ inline Vector exp(Vector x) {
   p = p * r + 1.0f;
   p = p * r + 1.0f;
   const IntVector exponent = (n + 127) << 23;
-  Vector power;
-  std::memcpy(&power, &exponent, sizeof power);
-  return vanishes ? Vector{} : p * power;
+  return vanishes ? Vector{} : p * (Vector)exponent;
 }
 
 // The sums of four vectors.
@@ -75,8 +102,8 @@ inline Quad sums(Vector a, Vector b, Vector c, Vector d) {
 
 // scores[g][t] = query[g] . key[t] for `count` keys; query and keys have `size` elements a row. Four keys at a time: one
 // alone leaves the multipliers waiting for each other's sums.
-template <int kGroup>
-void dot(const float* query, const float* keys, int count, int size, int stride, float* scores) {
+template <int kGroup, typename T>
+void dot(const float* query, const T* keys, int count, int size, int stride, float* scores) {
   int t = 0;
   for (; t + 4 <= count; t += 4, keys += 4 * size) {
     Vector acc[kGroup][4] = {};
@@ -102,8 +129,8 @@ void dot(const float* query, const float* keys, int count, int size, int stride,
 }
 
 // out[g] += sum over t of weights[g][t] * value[t].
-template <int kGroup>
-void accumulate(const float* weights, const float* values, int count, int size, int stride, float* out) {
+template <int kGroup, typename T>
+void accumulate(const float* weights, const T* values, int count, int size, int stride, float* out) {
   int d = 0;
   const auto columns = [&](auto wide) {
     constexpr int width = decltype(wide)::value;
@@ -125,11 +152,18 @@ void accumulate(const float* weights, const float* values, int count, int size, 
   columns(std::integral_constant<int, 1>{});
 }
 
-// Calls f with the group in pieces whose size the compiler knows: three query heads fill the registers.
+// Calls f with the group in pieces whose size the compiler knows: so many query heads fill 32 registers, or 16.
+#if defined(__AVX512VL__) || defined(__aarch64__)
+constexpr int kPiece = 4;
+#else
+constexpr int kPiece = 3;
+#endif
+
 template <typename F>
 void in_pieces(int group, F f) {
   int g = 0;
-  for (; g + 3 <= group; g += 3) f(std::integral_constant<int, 3>{}, g);
+  for (; g + kPiece <= group; g += kPiece) f(std::integral_constant<int, kPiece>{}, g);
+  if (group - g == 3) f(std::integral_constant<int, 3>{}, g);
   if (group - g == 2) f(std::integral_constant<int, 2>{}, g);
   if (group - g == 1) f(std::integral_constant<int, 1>{}, g);
 }
@@ -170,27 +204,26 @@ inline int64_t line_floats(int64_t block_size) { return (block_size + 2 * kLanes
 
 }  // namespace
 
-extern "C" {
-
 struct Shape {
   int64_t heads, kv_heads, size, block_size, width;  // width: of the block table
   float scale, softcap;                              // softcap 0: none
   int64_t window;                                    // 0: none
+  int64_t element;                                   // of the cache: 0 float32, 1 bfloat16, 2 float16
 };
 
 // Floats of scratch for one part of one (row, key head): for each query head its peak, its sum and its weighted values,
 // which the join reads; then its scaled query and one block's scores, which it does not.
-int64_t part_floats(const Shape* s) { return (s->heads / s->kv_heads) * (2 + 2 * s->size + line_floats(s->block_size)); }
+extern "C" int64_t part_floats(const Shape* s) {
+  return (s->heads / s->kv_heads) * (2 + 2 * s->size + line_floats(s->block_size));
+}
 
-// query: rows of heads of size elements, with strides between rows and between heads; out: the same, packed; scratch: rows *
-// kv_heads * parts * part_floats. A row of context 0 gives zeros. sinks: heads, or null.
-void decode(const Shape* shape, const float* query, int64_t row_stride, int64_t head_stride, const float* keys, const float* values,
-            const int32_t* table, const int32_t* contexts, int64_t rows, int64_t parts, const float* sinks, float* scratch,
-            float* out) {
-  const Shape s = *shape;
+template <typename T>
+static void decode_from(const Shape& s, const float* query, int64_t row_stride, int64_t head_stride, const T* keys,
+                        const T* values, const int32_t* table, const int32_t* contexts, int64_t rows, int64_t parts,
+                        const float* sinks, float* scratch, float* out) {
   const int group = static_cast<int>(s.heads / s.kv_heads), size = static_cast<int>(s.size);
   const int block = static_cast<int>(s.block_size), stride = static_cast<int>(line_floats(block));
-  const int64_t slab = part_floats(shape), tasks = rows * s.kv_heads * parts;
+  const int64_t slab = part_floats(&s), tasks = rows * s.kv_heads * parts;
   constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 #pragma omp parallel for schedule(dynamic)
@@ -218,9 +251,9 @@ void decode(const Shape* shape, const float* query, int64_t row_stride, int64_t 
       if (number + 1 < to) {
         // The next block lies elsewhere: no hardware prefetcher follows a block table.
         const int64_t next = (table[row * s.width + number + 1] * s.kv_heads + head) * block * size;
-        for (int64_t i = 0; i < std::min<int64_t>(block * size, kAhead); i += 16) {
-          __builtin_prefetch(keys + next + i);
-          __builtin_prefetch(values + next + i);
+        for (int64_t i = 0; i < std::min<int64_t>(block * size * sizeof(T), kAhead); i += kLine) {
+          __builtin_prefetch(reinterpret_cast<const char*>(keys + next) + i);
+          __builtin_prefetch(reinterpret_cast<const char*>(values + next) + i);
         }
       }
       in_pieces(group, [&](auto piece, int g) {
@@ -262,4 +295,18 @@ void decode(const Shape* shape, const float* query, int64_t row_stride, int64_t 
       }
     }
 }
+
+// query: rows of heads of size elements, with strides between rows and between heads; out: the same, packed; scratch: rows *
+// kv_heads * parts * part_floats. A row of context 0 gives zeros. sinks: heads, or null.
+extern "C" void decode(const Shape* shape, const float* query, int64_t row_stride, int64_t head_stride, const void* keys,
+                       const void* values, const int32_t* table, const int32_t* contexts, int64_t rows, int64_t parts,
+                       const float* sinks, float* scratch, float* out) {
+  const auto from = [&](auto element) {
+    using T = decltype(element);
+    decode_from(*shape, query, row_stride, head_stride, static_cast<const T*>(keys), static_cast<const T*>(values), table,
+                contexts, rows, parts, sinks, scratch, out);
+  };
+  if (shape->element == 0) from(float{});
+  if (shape->element == 1) from(BFloat16{});
+  if (shape->element == 2) from(Float16{});
 }

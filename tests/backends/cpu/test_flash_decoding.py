@@ -18,6 +18,8 @@ from octavo_cpu.backend import FlashDecodingBackend
 THREADS = 8
 """What the backend is told: more than there are, so that contexts are split."""
 
+KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
 
 @pytest.fixture
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,11 +28,11 @@ def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spec_of(
     heads: int, kv_heads: int, size: int, window: int | None, softcap: float | None, sinks: bool,
-    batch_invariant: bool = False,
+    batch_invariant: bool = False, kv_dtype: torch.dtype = torch.float32,
 ) -> AttentionSpec:  # fmt: skip
     return AttentionSpec(
         layers=1, heads=heads, kv_heads=kv_heads, head_size=size, scale=size**-0.5, dtype=torch.float32,
-        kv_dtype=torch.float32, window=window, softcap=softcap, sinks=sinks, batch_invariant=batch_invariant,
+        kv_dtype=kv_dtype, window=window, softcap=softcap, sinks=sinks, batch_invariant=batch_invariant,
     )  # fmt: skip
 
 
@@ -60,7 +62,7 @@ def decode(
     query = torch.randn(len(contexts), spec.heads, spec.head_size)
     truth = []
     for row, context in enumerate(contexts):
-        key, value = torch.randn(2, context, spec.kv_heads, spec.head_size)
+        key, value = torch.randn(2, context, spec.kv_heads, spec.head_size).to(spec.kv_dtype)
         tokens = torch.arange(context)
         backend.layout.write(
             cache, 0, key, value, table[row, tokens // block_size].long() * block_size + tokens % block_size
@@ -102,16 +104,39 @@ def test_a_row_whose_bits_are_its_own_affair_is_not_split_by_how_many_there_are(
     kv_heads=st.integers(1, 3), group=st.integers(1, 9), lanes=st.integers(1, 33),
     block_size=st.sampled_from([1, 3, 8, 32]),
     contexts=st.lists(st.integers(1, 70), min_size=1, max_size=4), window=st.one_of(st.none(), st.integers(1, 80)),
-    softcap=st.sampled_from([None, 5.0]), sinks=st.booleans(), seed=st.integers(0, 1000),
+    softcap=st.sampled_from([None, 5.0]), sinks=st.booleans(), kv_dtype=st.sampled_from(KV_DTYPES),
+    seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_any_shape(
     kv_heads: int, group: int, lanes: int, block_size: int, contexts: list[int], window: int | None,
-    softcap: float | None, sinks: bool, seed: int,
+    softcap: float | None, sinks: bool, kv_dtype: torch.dtype, seed: int,
 ) -> None:  # fmt: skip
     torch.manual_seed(seed)
-    spec = spec_of(kv_heads * group, kv_heads, lanes * 8, window, softcap, sinks)
+    spec = spec_of(kv_heads * group, kv_heads, lanes * 8, window, softcap, sinks, kv_dtype=kv_dtype)
     out, truth, _ = decode(spec, block_size, contexts, torch.randn(kv_heads * group) if sinks else None)
     assert (out - truth).norm() < 1e-5 * truth.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_value_of_16_bits_is_widened_as_it_is(dtype: torch.dtype) -> None:
+    """The only token of a context has all the weight; infinities and NaN are values too."""
+    values = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(dtype).view(1, 128, 512)
+    backend = FlashDecodingBackend(spec_of(128, 128, 512, None, None, sinks=False, kv_dtype=dtype), 16, CPU())
+    cache = backend.layout.allocate(2, torch.device("cpu"))
+    backend.layout.write(cache, 0, torch.zeros_like(values), values, torch.tensor([16]))
+    one = torch.ones(1, dtype=torch.int32)
+    batch = AttentionBatch(
+        query_starts=torch.tensor([0, 1], dtype=torch.int32), context_lengths=one, block_table=one[None],
+        slots=torch.tensor([-1]), max_query=1, max_context=1, decodes=1,
+    )  # fmt: skip
+    query = torch.ones(1, 128, 512)
+    torch.testing.assert_close(
+        backend.attend(query, query, query, cache, backend.plan(batch), 0),
+        values.float(),
+        rtol=0,
+        atol=0,
+        equal_nan=True,
+    )
 
 
 def test_weights_of_very_different_size_come_out_right() -> None:
