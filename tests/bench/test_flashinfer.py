@@ -22,7 +22,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_both_are_rows_of_one_run(quick: None) -> None:
     chosen = options(
-        attention=["peer/flashinfer", "imagined/flashinfer"], head_size=64, dtype="bfloat16", batches=["8 x 512"],
+        attention=["peer/flashinfer", "imagined/flashinfer"], head_size=64, dtypes=["bfloat16"], batches=["8 x 512"],
         heads=["4/2", "2/2"], kv_dtypes=["bfloat16", "fp8_e4m3fn"], block_sizes=[1, 16],
     )  # fmt: skip
     report = kernels.run(chosen, lambda _: None, plugins_of(peers, Offers([OnCPU])))
@@ -34,7 +34,7 @@ def test_both_are_rows_of_one_run(quick: None) -> None:
 
 
 def test_prompts_are_not_for_the_peer(quick: None) -> None:
-    chosen = options(attention=["peer/flashinfer"], head_size=64, dtype="bfloat16", batches=["2 x 128"])
+    chosen = options(attention=["peer/flashinfer"], head_size=64, dtypes=["bfloat16"], batches=["2 x 128"])
     report = kernels.run(chosen, lambda _: None, plugins_of(peers, Offers([OnCPU])))
     assert [row["phase"] for row in report.rows] == ["prefill"]
     assert "say --only decode" in str(report.rows[0]["fault"])
