@@ -204,6 +204,9 @@ def test_signals_for_the_whole_group_are_the_parents_affair(loop: asyncio.Runner
 def test_cancelled_while_it_waits(loop: asyncio.Runner, engine: AsyncEngine) -> None:
     async def run() -> None:
         first = await long_request(engine, n=4)
+        running = set[int]()
+        while len(running) < 4:  # accepted is not begun: all four may still wait for the step
+            running.add((await anext(first)).index)
         waiting = await long_request(engine, 1)
         assert (await stats(engine)).waiting == 1
         waiting.cancel()
