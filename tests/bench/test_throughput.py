@@ -14,7 +14,7 @@ from octavo.bench.cli import app
 from octavo.bench.exchange import Exchange
 from octavo.bench.job import EngineFailed, Job, Measurement, ProfileRow, measure
 from octavo.bench.report import Report
-from octavo.bench.throughput import Load, Turns, profile_rows, throughput_rows
+from octavo.bench.throughput import OCTAVO, PEER, Engine, Load, Turns, profile_rows, throughput_rows
 from octavo.bench.workload import Range, Uniform
 from octavo.models.load import load_random
 from tests.bench.test_report import units_are_named
@@ -88,8 +88,10 @@ def test_the_ratio_is_taken_turn_by_turn() -> None:
     same, other = [[1] * 6, [2] * 3], [[1] * 6, [2, 2, 3]]
     turns = Turns(
         Load(2, Range(1, 9), Range(3, 6)),
-        octavo=[measurement(1.0, same), measurement(0.5, same), measurement(2.0, same)],
-        peer=[measurement(3.0, other, discarded=3), measurement(1.0, other), measurement(2.0, other)],
+        {
+            Engine(PEER): [measurement(3.0, other, discarded=3), measurement(1.0, other), measurement(2.0, other)],
+            Engine(OCTAVO): [measurement(1.0, same), measurement(0.5, same), measurement(2.0, same)],
+        },
     )
     theirs, ours = throughput_rows(turns, EXCHANGES)
     assert units_are_named([theirs, ours])
@@ -150,6 +152,27 @@ def test_the_command(tiny: Path, tmp_path: Path, in_process: list[Job]) -> None:
     assert not {"gpu", "driver", "triton"} & report.machine.keys(), "a CPU was measured"
     assert "any/reference" in result.stdout
     assert "2 of 2" in result.stdout
+
+
+def test_each_backend_takes_its_turn(tiny: Path, in_process: list[Job], tmp_path: Path) -> None:
+    run(
+        "throughput", "--model", str(tiny), "--requests", "1", "--input-max", "64", "--output-min", "2",
+        "--output-max", "2", "--no-sharegpt", "--no-single", "--repeats", "2", "--uncompiled",
+        "--attention", "reference", "--attention", "cpu/flashdecoding",
+        "--json", str(tmp_path / "t.json"), "--profile", str(tmp_path / "p.json"),
+    )  # fmt: skip
+    ours = [("octavo", name, off) for name in ("reference", "cpu/flashdecoding") for off in (None, False)]
+    turn = [("transformers", None, None), *ours]
+    taken = [(job.engine, job.attention, job.compile) for job in in_process]
+    assert taken == [*turn, *turn, ours[0]], "and the profile is the first backend's"
+    report = Report.read(tmp_path / "t.json")
+    assert [(row["engine"], row["backend"]) for row in report.rows] == [
+        ("transformers", "sdpa"),
+        ("octavo", "any/reference"), ("octavo, not compiled", "any/reference"),
+        ("octavo", "cpu/flashdecoding"), ("octavo, not compiled", "cpu/flashdecoding"),
+    ]  # fmt: skip
+    assert [row["identical_requests"] for row in report.rows] == [None, 1, 1, 1, 1]
+    assert all(row["output_tokens_per_second_ratio"] for row in report.rows)
 
 
 def test_random_weights_are_the_same_for_both_engines(tiny: Path, tmp_path: Path, in_process: list[Job]) -> None:
@@ -218,7 +241,7 @@ def test_what_the_engine_made_of_the_model_is_told(
     compiled: bool | None, rows: list[int], told: tuple[object, object]
 ) -> None:
     measured = replace(measurement(1.0, [[1]]), compiled=compiled, captured_rows=rows)
-    (row,) = throughput_rows(Turns(Load(1, Range(1, 9), Range(3, 6)), [measured], []), EXCHANGES)
+    (row,) = throughput_rows(Turns(Load(1, Range(1, 9), Range(3, 6)), {Engine(OCTAVO): [measured]}), EXCHANGES)
     assert (row["compile"], row["graphs"]) == told
 
 
@@ -237,7 +260,9 @@ def test_waste_as_a_command(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_table_and_page(tmp_path: Path) -> None:
-    row = throughput_rows(Turns(Load(2, Range(1, 9), Range(3, 6)), [measurement(1.0, [[1]])], []), EXCHANGES)
+    row = throughput_rows(
+        Turns(Load(2, Range(1, 9), Range(3, 6)), {Engine(OCTAVO): [measurement(1.0, [[1]])]}), EXCHANGES
+    )
     report = Report(bench="throughput", workload={"model": "m"}, rows=row)
     report.write(tmp_path / "t.json")
     assert run("table", str(tmp_path / "t.json")).stdout.strip() == report.markdown()

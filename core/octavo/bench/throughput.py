@@ -1,9 +1,9 @@
-"""How fast a model answers: octavo and transformers' `generate` on the same requests, taking turns."""
+"""How fast a model answers: octavo, with one backend or several, and transformers' `generate`, taking turns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -19,6 +19,15 @@ OCTAVO, UNCOMPILED, PEER = "octavo", "octavo, not compiled", "transformers"
 DTYPES = ("float32", "float16", "bfloat16")
 SHOWN_SHARE = 0.005
 """Of the run: operators with less are left out of a profile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What takes a turn."""
+
+    name: str
+    attention: str | None = None
+    """octavo's backend; None: the best one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,8 @@ class Options:
     temperature: float = 0.0
     """Above 0 there is no peer: its tokens would be others."""
     dtype: str = "float32"
-    attention: str | None = None
+    attention: Sequence[str] = ()
+    """Measure octavo with each of these backends, in turn; none: with the best one."""
     block_size: int | None = None
     max_total_tokens: int | None = None
     prefix_caching: bool | None = None
@@ -69,10 +79,18 @@ class Turns:
     """One load's measurements: those of one index ran one after the other."""
 
     load: Load
-    octavo: list[Measurement]
-    peer: list[Measurement]
-    uncompiled: list[Measurement] = field(default_factory=list)
+    taken: Mapping[Engine, list[Measurement]]
     profile: Measurement | None = None
+
+    @property
+    def peer(self) -> list[Measurement]:
+        """None where it took no turns."""
+        return self.taken.get(Engine(PEER), [])
+
+    @property
+    def octavo(self) -> list[Measurement]:
+        """With the first backend."""
+        return next(measured for engine, measured in self.taken.items() if engine.name == OCTAVO)
 
 
 def run(options: Options, say: Callable[[str], None]) -> tuple[Report, Report | None]:
@@ -95,32 +113,39 @@ def run(options: Options, say: Callable[[str], None]) -> tuple[Report, Report | 
 
 
 def _take_turns(options: Options, load: Load, exchanges: list[Exchange], say: Callable[[str], None]) -> Turns:
-    engines = ((PEER,) if options.peer else ()) + (OCTAVO,) + ((UNCOMPILED,) if options.uncompiled else ())
-    taken: dict[str, list[Measurement]] = {OCTAVO: [], PEER: [], UNCOMPILED: []}
+    taken: dict[Engine, list[Measurement]] = {engine: [] for engine in _engines(options)}
     for turn in range(options.repeats):
-        for engine in engines:
-            say(f"{load.requests} requests, {turn + 1} of {options.repeats}: {engine}")
-            taken[engine].append(measure(_job(options, engine, exchanges), options.threads))
+        for engine, measured in taken.items():
+            with_ = f" with {engine.attention}" if engine.attention else ""
+            say(f"{load.requests} requests, {turn + 1} of {options.repeats}: {engine.name}{with_}")
+            measured.append(measure(_job(options, engine, exchanges), options.threads))
     profile = None
     if options.profile:
         say(f"{load.requests} requests: profile")
-        profile = measure(_job(options, OCTAVO, exchanges, profile=True), options.threads)
-    return Turns(load, taken[OCTAVO], taken[PEER], taken[UNCOMPILED], profile)
+        first = next(engine for engine in taken if engine.name == OCTAVO)
+        profile = measure(_job(options, first, exchanges, profile=True), options.threads)
+    return Turns(load, taken, profile)
 
 
-def _job(options: Options, engine: str, exchanges: list[Exchange], profile: bool = False) -> Job:
+def _engines(options: Options) -> list[Engine]:
+    names = [OCTAVO, UNCOMPILED] if options.uncompiled else [OCTAVO]
+    ours = [Engine(name, attention) for attention in options.attention or (None,) for name in names]
+    return [Engine(PEER), *ours] if options.peer else ours
+
+
+def _job(options: Options, engine: Engine, exchanges: list[Exchange], profile: bool = False) -> Job:
     return Job(
-        engine=PEER if engine == PEER else OCTAVO,
+        engine=PEER if engine.name == PEER else OCTAVO,
         model=options.model,
         random_weights=options.random_weights,
         dtype=options.dtype,
-        attention=options.attention,
+        attention=engine.attention,
         block_size=options.block_size,
         max_total_tokens=options.max_total_tokens,
         prefix_caching=options.prefix_caching,
         deterministic=options.deterministic,
         temperature=options.temperature,
-        compile=False if engine == UNCOMPILED else None,
+        compile=False if engine.name == UNCOMPILED else None,
         exchanges=exchanges,
         profile=profile,
     )
@@ -146,10 +171,7 @@ def _workload(options: Options, prompts: str, measured: Measurement) -> dict[str
 
 def throughput_rows(turns: Turns, exchanges: Sequence[Exchange]) -> list[dict[str, Fact]]:
     """A row for each engine that ran."""
-    rows = [_row(OCTAVO, turns.octavo, turns, exchanges)]
-    if turns.uncompiled:
-        rows.append(_row(UNCOMPILED, turns.uncompiled, turns, exchanges))
-    return [_row(PEER, turns.peer, turns, exchanges), *rows] if turns.peer else rows
+    return [_row(engine.name, measured, turns, exchanges) for engine, measured in turns.taken.items()]
 
 
 def _row(engine: str, measured: list[Measurement], turns: Turns, exchanges: Sequence[Exchange]) -> dict[str, Fact]:

@@ -47,7 +47,12 @@ def throughput(
     ] = False,
     temperature: Annotated[float, typer.Option(min=0, help="0: greedy. Above it only octavo is measured.")] = 0,
     dtype: Annotated[str, typer.Option(help="Of both engines: float32, float16 or bfloat16.")] = "float32",
-    attention: Annotated[str | None, setting("attention")] = None,
+    attention: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A backend, as ATTENTION names them. May be given several times: octavo is measured with each in turn."
+        ),
+    ] = None,
     block_size: Annotated[int | None, setting("block_size")] = None,
     max_total_tokens: Annotated[int | None, setting("max_total_tokens")] = None,
     prefix_caching: Annotated[bool | None, setting("prefix_caching", "--prefix-caching/--no-prefix-caching")] = None,
@@ -63,7 +68,10 @@ def throughput(
     json_path: JsonFile = None,
     profile: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write to this file where octavo's time goes, from a further run."),
+        typer.Option(
+            metavar="FILE",
+            help="Write to this file where octavo's time goes with the first backend, from a further run.",
+        ),
     ] = None,
 ) -> None:
     """Tokens a second, octavo and transformers' generate in turn, each time in a fresh process."""
@@ -91,7 +99,7 @@ def throughput(
         uniform=uniform,
         temperature=temperature,
         dtype=dtype,
-        attention=attention,
+        attention=attention or (),
         block_size=block_size,
         max_total_tokens=max_total_tokens,
         prefix_caching=prefix_caching,
