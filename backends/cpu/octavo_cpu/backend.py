@@ -35,6 +35,8 @@ class Decode:
     """The rows that decode, in one step."""
 
     rows: int
+    shape: Any
+    """What the kernel calls Shape."""
     table: Tensor
     """[rows, width] int32, contiguous."""
     contexts: Tensor
@@ -90,22 +92,21 @@ class FlashDecodingBackend(ReferenceBackend):
         rows, spec = len(contexts), self.spec
         wanted = -(-2 * torch.get_num_threads() // (rows * spec.kv_heads))
         parts = 1 if spec.batch_invariant else max(1, min(wanted, max(contexts) // _PART_TOKENS))
-        floats = self._kernel.part_floats(_shape(spec.heads, spec.kv_heads, spec.head_size, self.block_size))
-        scratch = torch.empty(rows * spec.kv_heads * parts * floats, dtype=torch.float32)
-        return Decode(
-            rows, batch.block_table[:rows].contiguous(), batch.context_lengths[:rows].contiguous(), parts, scratch
-        )
+        table = batch.block_table[:rows].contiguous()
+        shape = _shape(
+            spec.heads, spec.kv_heads, spec.head_size, self.block_size, table.shape[1], spec.scale, spec.softcap or 0.0,
+            spec.window or 0, _ELEMENTS.index(spec.kv_dtype),
+        )  # fmt: skip
+        scratch = torch.empty(rows * spec.kv_heads * parts * self._kernel.part_floats(shape), dtype=torch.float32)
+        return Decode(rows, shape, table, batch.context_lengths[:rows].contiguous(), parts, scratch)
 
     def attend_decode(self, query: Tensor, cache: KVCache, plan: Decode, layer: int) -> Tensor:
         """query [rows, heads, head_size] -> the same shape."""
-        spec, dtype, query = self.spec, query.dtype, query.float()
-        out = torch.empty(query.shape, dtype=torch.float32)
+        dtype, query = query.dtype, query.float()
+        out = query.new_empty(query.shape)
         sinks = None if self.sinks is None else self.sinks[layer].contiguous()
         self._kernel.decode(
-            _shape(
-                spec.heads, spec.kv_heads, spec.head_size, self.block_size, plan.table.shape[1], spec.scale,
-                spec.softcap or 0.0, spec.window or 0, _ELEMENTS.index(spec.kv_dtype),
-            ),
+            plan.shape,
             *_strided(query), cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(),
             plan.table.data_ptr(), plan.contexts.data_ptr(), plan.rows, plan.parts,
             None if sinks is None else sinks.data_ptr(), plan.scratch.data_ptr(), out.data_ptr(),
@@ -168,11 +169,11 @@ def _shape(
     kv_heads: int,
     size: int,
     block_size: int,
-    width: int = 0,
-    scale: float = 1,
-    softcap: float = 0,
-    window: int = 0,
-    element: int = 0,
+    width: int,
+    scale: float,
+    softcap: float,
+    window: int,
+    element: int,
 ) -> Any:
     return ctypes.pointer(Shape(heads, kv_heads, size, block_size, width, scale, softcap, window, element))
 

@@ -206,7 +206,8 @@ def _stand_in(value: Tensor, mode: FakeTensorMode) -> Tensor:
 def _inductor(piece: Piece, arguments: list[Any], shapes: Any) -> Callable[..., Any]:
     module = fx.GraphModule(nn.Module(), piece.graph)
     # In this process: helpers of the compiler would stay, with a PyTorch of their own in memory.
-    options: dict[str, Any] = {"compile_threads": 1}
+    # Sizes that the compiler knows are not looked at again in each call, which a lone request on a CPU would notice.
+    options: dict[str, Any] = {"compile_threads": 1, "size_asserts": False}
     if _starts_early(piece):
         options["triton.enable_pdl"] = True
     with torch._inductor.config.patch(options):

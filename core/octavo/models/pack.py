@@ -104,7 +104,7 @@ class FewRows:
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], float32."""
         x = x.contiguous()
-        out = torch.empty(*x.shape[:-1], self.out_features, dtype=torch.float32)
+        out = x.new_empty((*x.shape[:-1], self.out_features))
         rows = x.numel() // self.in_features
         self.kernel(x.data_ptr(), rows, self.panels.data_ptr(), self.in_features, self.out_features, out.data_ptr())
         if self.bias is not None:
