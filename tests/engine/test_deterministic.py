@@ -77,7 +77,10 @@ def answers(llm: LLM, numbers: Sequence[int] = range(len(PROMPTS))) -> list[list
 def test_alone_together_preempted_and_from_the_cache(
     architecture: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Among others prompts are computed in other chunks too, of what those that decode leave of a step."""
+    """Among others prompts are computed in other chunks too, of what those that decode leave of a step.
+
+    Every step is of one shape, or is the one that was captured.
+    """
     folder = checkpoints.make(architecture, tmp_path)
     llm = engine(folder, **settings)
     shapes = watched(llm, monkeypatch)
@@ -90,7 +93,9 @@ def test_alone_together_preempted_and_from_the_cache(
     assert answers(llm) == alone
     assert llm.engine.scheduler.kv.stats().hit_tokens > 100
     assert answers(llm, range(len(PROMPTS))[::-1]) == alone[::-1]
-    assert set(shapes) == {(TOKENS, TOKENS)}
+    fixed = llm.engine.runner.fixed
+    assert fixed is not None
+    assert fixed.replays if fixed.captured else set(shapes) == {(TOKENS, TOKENS)}
     tight = engine(folder, tokens=144, **settings)
     assert answers(tight) == alone
     assert tight.engine.scheduler.preemptions
@@ -198,7 +203,7 @@ def test_kernels_that_do_not_keep_rows_apart_are_found_at_the_start(
         return run
 
     monkeypatch.setattr(build, "eager", leaky)
-    with pytest.raises(SettingsError, match="on cpu this model gives a token other bits at another place of a step"):
+    with pytest.raises(SettingsError, match=f"on {DEVICE} this model gives a token other bits at another place"):
         engine(folder)
 
 
