@@ -1,5 +1,6 @@
 """The contract's types: what they refuse, what a backend's declaration lets through, and what a base class does."""
 
+import math
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
@@ -41,6 +42,8 @@ class Backend(AttentionBackend):
         ({"kv_heads": 3}, "8 query heads cannot share 3 key heads"),
         ({"kv_heads": 16}, "8 query heads cannot share 16 key heads"),
         ({"window": 0}, "window is 0, it must be at least 1"),
+        ({"alibi_slopes": (0.5,) * 2}, "2 ALiBi slopes are given, it must be one a query head: 8"),
+        ({"alibi_slopes": (0.5,) * 7 + (math.nan,)}, "ALiBi slopes are .*nan.*, each must be finite"),
     ],
 )
 def test_a_spec_that_makes_no_sense_is_refused(given_values: dict[str, Any], message: str) -> None:
@@ -56,6 +59,7 @@ def test_group_is_the_query_heads_of_a_key_head(heads: int, kv_heads: int, group
 def test_features_are_what_a_group_needs() -> None:
     assert SPEC.features == frozenset()
     assert replace(SPEC, window=4096).features == {"window"}
+    assert replace(SPEC, alibi_slopes=(0.5,) * SPEC.heads).features == {"alibi"}
     assert replace(SPEC, window=1, softcap=50.0, sinks=True).features == {"window", "softcap", "sinks"}
 
 
@@ -88,6 +92,7 @@ def test_rows_of_a_batch() -> None:
         ({"window": 4096}, 16, "the model needs window 4096: it supports none"),
         ({"softcap": 50.0}, 16, "the model needs softcap 50.0: it supports none"),
         ({"sinks": True}, 16, "the model needs sinks: it supports none"),
+        ({"alibi_slopes": (0.5,) * SPEC.heads}, 16, "the model needs alibi: it supports none"),
         (
             {"batch_invariant": True},
             16,

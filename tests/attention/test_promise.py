@@ -18,7 +18,7 @@ from octavo.kv.layout import KVCache, KVCacheLayout
 FIELDS: dict[type[Any], tuple[str, str]] = {
     AttentionSpec: (
         "layers heads kv_heads head_size scale dtype kv_dtype",
-        "window softcap sinks batch_invariant",
+        "window softcap sinks alibi_slopes batch_invariant",
     ),
     AttentionBatch: ("query_starts context_lengths block_table slots max_query max_context decodes", ""),
     Capabilities: (
@@ -82,4 +82,4 @@ def test_underscores_are_the_backends(kind: type[Any]) -> None:
 
 
 def test_features_stay() -> None:
-    assert {"window", "softcap", "sinks"} <= set(get_args(contract.Feature))
+    assert {"window", "softcap", "sinks", "alibi"} <= set(get_args(contract.Feature))

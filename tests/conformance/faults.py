@@ -243,7 +243,7 @@ class FirstSinks(Narrow):
 @fault("feature over-claimed", "features")
 class Raising(Narrow):
     def attend_row(self, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
-        if self.spec.features == {"window", "softcap", "sinks"}:
+        if self.spec.features == {"window", "softcap", "sinks", "alibi"}:
             raise RuntimeError("no kernel for this combination")
         return super().attend_row(query, keys, values, sinks)
 

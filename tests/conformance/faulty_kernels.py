@@ -88,12 +88,15 @@ class PowerOfTwoGroups(Narrow):
         return torch.stack(each, dim=1)
 
     def _one_head(self, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None, head: int) -> Tensor:
-        spec, self.spec = self.spec, replace(self.spec, heads=1, kv_heads=1)
+        spec, self.spec = self.spec, replace(self.spec, heads=1, kv_heads=1, alibi_slopes=self._own(head))
         try:
             own = None if sinks is None else sinks[head : head + 1]
             return super().attend_row(query[:, None], keys[:, None], values[:, None], own)[:, 0]
         finally:
             self.spec = spec
+
+    def _own(self, head: int) -> tuple[float, ...] | None:
+        return self.spec.alibi_slopes and self.spec.alibi_slopes[head : head + 1]
 
 
 @fault("no more than 8 query heads in a tile", "head-groups")

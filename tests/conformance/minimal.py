@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -52,7 +52,7 @@ class MinimalBackend(AttentionBackend):
         kv_dtypes=FLOATS,
         head_sizes=(16, ...),
         block_sizes=(16, ...),
-        features=frozenset({"window", "softcap", "sinks"}),
+        features=frozenset({"window", "softcap", "sinks", "alibi"}),
         graphs="all",
         prefix_caching=True,
         batch_invariant=True,
@@ -116,6 +116,8 @@ class MinimalBackend(AttentionBackend):
         scores = torch.einsum("qkgd,ckd->kgqc", grouped, keys) * self.spec.scale
         if self.spec.softcap is not None:
             scores = self.cap(scores, self.spec.softcap)
+        if self.spec.alibi_slopes is not None:
+            scores = scores + self.bias(self.spec.alibi_slopes, new, context)
         scores = self.mask(scores, self.visible(new, context))
         if sinks is not None:
             column = sinks.view(self.spec.kv_heads, self.spec.group, 1, 1).expand(-1, -1, new, 1)
@@ -125,6 +127,11 @@ class MinimalBackend(AttentionBackend):
     def cap(self, scores: Tensor, softcap: float) -> Tensor:
         """Scores that come from the scale."""
         return (scores / softcap).tanh() * softcap
+
+    def bias(self, slopes: Sequence[float], new: int, context: int) -> Tensor:
+        """ALiBi's, one slope a query head: [kv_heads, group, new, context]."""
+        distance = torch.arange(context) - torch.arange(context - new, context)[:, None]
+        return torch.tensor(slopes).view(self.spec.kv_heads, self.spec.group, 1, 1) * distance
 
     def weigh(self, weights: Tensor, values: Tensor) -> Tensor:
         """weights [kv_heads, group, new, context, and one of a sink] -> [new, kv_heads, group, head_size]."""

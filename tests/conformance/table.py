@@ -15,7 +15,12 @@ from rich.progress import track
 
 from octavo.attention.device import CPU
 from octavo.conformance.registry import CASES, Trial, trials
-from tests.conformance import faulty_kernels, faulty_layouts, faulty_steps  # noqa: F401  importing them registers faults
+from tests.conformance import (  # noqa: F401  importing them registers faults
+    faulty_biases,
+    faulty_kernels,
+    faulty_layouts,
+    faulty_steps,
+)
 from tests.conformance.faults import FAULTS, Broken
 
 __all__ = ["FAULTS"]

@@ -79,6 +79,8 @@ def test_noise_is_like_nothing_known() -> None:
         ("window declared and ignored", "features", "it is attention without the window"),
         ("window one too wide", "features", "it is attention with a window of 2"),
         ("sinks dropped", "features", "it is attention without the sinks"),
+        ("ALiBi slopes dropped", "features", "it is attention without ALiBi"),
+        ("ALiBi favours distant keys", "features", "ALiBi favours distant keys"),
         ("scale dropped", "decode", "it is attention with scale 1"),
         ("scale assumed to be head_size ** -0.5", "decode", "it is attention with scale head_size ** -0.5"),
         ("prefix ignored in prefill", "resumed-prefill", "it is attention to this step's keys alone"),

@@ -28,6 +28,7 @@ def test_what_is_declared_is_in_them() -> None:
     assert {(one.head_size, one.block_size) for one in found} == set(product((16, 24), (1, 16, 24)))
     assert {(one.dtype, one.kv_dtype) for one in found} == set(product(Narrow.capabilities.dtypes, repeat=2))
     assert {(one.softcap, one.sinks) for one in found} == set(product((None, 2.0), (False, True)))
+    assert {(one.heads, one.alibi) for one in found} == set(product((2, 6, 7), (False, True)))
     assert {(one.window, one.block_size) for one in found} == set(product((None, 3, 21), (1, 16, 24)))
 
 

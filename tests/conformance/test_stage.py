@@ -27,6 +27,7 @@ STEPS = st.lists(
     window=st.none() | st.integers(1, 40),
     softcap=st.none() | st.floats(0.5, 50),
     sinks=st.booleans(),
+    alibi=st.booleans(),
     dirt=st.sampled_from(Dirt),
     seed=st.integers(0, 2**20),
 )
@@ -38,6 +39,7 @@ def test_any_rows(
     window: int | None,
     softcap: float | None,
     sinks: bool,
+    alibi: bool,
     dirt: Dirt,
     seed: int,
 ) -> None:
@@ -45,6 +47,7 @@ def test_any_rows(
     configuration = Configuration(
         heads=heads[0], kv_heads=heads[1], head_size=16, block_size=block_size, dtype=torch.float32,
         kv_dtype=torch.float32, window=window, softcap=softcap, sinks=sinks, dirt=dirt, layers=1,
+        alibi=alibi and "alibi" in backend.capabilities.features,
     )  # fmt: skip
     stage = Stage(backend, configuration, CPU(), seed)
     for rows in steps:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss
 
@@ -55,6 +56,19 @@ def test_like_gemma2(new: int, context: int, window: int | None, softcap: float 
     ]
     answer = attention(query, keys, values, None, spec=make_spec(window=window, softcap=softcap))
     torch.testing.assert_close(answer, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("new", "context"), [(1, 9), (7, 7), (4, 9)])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (3, 0.7)])
+def test_biases_like_blooms(new: int, context: int, window: int | None, softcap: float | None) -> None:
+    """Its own count from the first key, which is the same to a softmax; they are added as a mask is."""
+    query, keys, values = tokens(new, 6), tokens(context, 2), tokens(context + 1, 2)[1:]
+    biases = build_alibi_tensor(torch.ones(1, context), 6, torch.float64).view(1, 6, 1, context)
+    mask = transformers_mask(new, context, window) + biases
+    expected = gemma2(module(), batched(query), batched(keys), batched(values), mask, scaling=0.3, softcap=softcap)[0]
+    slopes = tuple(biases[0, :, 0, 1].tolist())
+    answer = attention(query, keys, values, None, spec=make_spec(window=window, softcap=softcap, alibi_slopes=slopes))
+    torch.testing.assert_close(answer, expected[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("window", [None, 3])

@@ -23,6 +23,8 @@ class TokenPlan:
     """[tokens, keys] int64: where the keys of the token's row lie."""
     hidden: Tensor
     """[tokens, keys] bool."""
+    distance: Tensor
+    """[tokens, keys] int64: key position - query position."""
 
     def refresh(self, other: TokenPlan) -> None:
         for field in fields(self):
@@ -40,7 +42,7 @@ class Vectorised(AttentionBackend):
         kv_dtypes=(torch.float32, torch.bfloat16),
         head_sizes=(64,),
         block_sizes=(16, 24),
-        features=frozenset({"window", "softcap", "sinks"}),
+        features=frozenset({"window", "softcap", "sinks", "alibi"}),
         graphs="all",
         prefix_caching=True,
     )
@@ -67,7 +69,7 @@ class Vectorised(AttentionBackend):
         position = (batch.context_lengths[row] - behind_end)[:, None]
         key = torch.arange(slots.shape[1], device=device)
         hidden = (key > position) | (key <= position - (self.spec.window or slots.shape[1]))
-        return TokenPlan(slots[row], hidden)
+        return TokenPlan(slots[row], hidden, key - position)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: Any, plan: TokenPlan, layer: int) -> Tensor:
         shape = (*plan.slots.shape, self.spec.kv_heads, self.spec.head_size)
@@ -77,6 +79,9 @@ class Vectorised(AttentionBackend):
         logits = torch.einsum("tkgd,tckd->tkgc", grouped, keys) * self.spec.scale
         if self.spec.softcap is not None:
             logits = (logits / self.spec.softcap).tanh() * self.spec.softcap
+        if self.spec.alibi_slopes is not None:
+            slopes = torch.tensor(self.spec.alibi_slopes, device=query.device).view(grouped.shape[1:3])
+            logits = logits + slopes[..., None] * plan.distance[:, None, None]
         logits = logits.masked_fill(plan.hidden[:, None, None], -torch.inf)
         if self.sinks is not None:
             sinks = self.sinks[layer].view(1, self.spec.kv_heads, self.spec.group, 1).expand(len(query), -1, -1, -1)

@@ -54,7 +54,7 @@ class ReferenceBackend(AttentionBackend):
         kv_dtypes=_FLOATS,
         head_sizes=(...,),
         block_sizes=(32, ...),
-        features=frozenset({"window", "softcap", "sinks"}),
+        features=frozenset({"window", "softcap", "sinks", "alibi"}),
         prefix_caching=True,
         batch_invariant=True,
     )
@@ -72,6 +72,8 @@ class ReferenceBackend(AttentionBackend):
         options = dict(options or {})
         axes = options.pop("layout", None)
         super().__init__(spec, block_size, device, options, sinks)
+        slopes = spec.alibi_slopes
+        self._slopes = None if slopes is None else torch.tensor(slopes, device=device.torch_device)[:, None, None]
         if axes is not None:
             self.layout = Axes(*([axes] if isinstance(axes, str) else axes))(spec, block_size)
 
@@ -146,7 +148,7 @@ class ReferenceBackend(AttentionBackend):
         mask: None where the context is as long as the query, or the query is one token that sees all of it.
         """
         query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
-        if self.spec.softcap is None and sinks is None:
+        if self.spec.softcap is None and sinks is None and self._slopes is None:
             return functional.scaled_dot_product_attention(
                 query[None],
                 key[None],
@@ -163,6 +165,9 @@ class ReferenceBackend(AttentionBackend):
         scores = (grouped @ key.float().transpose(1, 2)).view(self.spec.heads, length, context)
         if self.spec.softcap is not None:
             scores = self.spec.softcap * torch.tanh(scores / self.spec.softcap)
+        if self._slopes is not None:
+            seen_from = torch.arange(context - length, context, device=query.device)[:, None]
+            scores += self._slopes * (torch.arange(context, device=query.device) - seen_from)
         scores = scores.masked_fill(~mask, -torch.inf)
         if sinks is not None:
             scores = torch.cat([scores, sinks.float().view(-1, 1, 1).expand(-1, length, 1)], dim=-1)

@@ -40,6 +40,8 @@ class DecodePlan:
     """[n] int64: items with slots that their row must not see; most blocks are full."""
     unseen: Tensor
     """[n, 1, 1, block_size] bool: those slots."""
+    bias: Tensor | None
+    """[items, kv_heads, group, block_size] float32, added to scores: what ALiBi makes of distances."""
     parts: Tensor
     """[rows, most blocks of a row] int64: items of a row; `items` stands for none."""
     direct: bool
@@ -59,6 +61,12 @@ class DecodePlan:
         parts = np.full((len(contexts), int(entries.order.max(initial=0)) + 1), items, dtype=np.int64)
         parts[entries.row, entries.order] = position
         direct = parts.shape[1] == 1 and items == len(contexts) and bool((parts[:, 0] == np.arange(items)).all())
+        bias = None
+        if spec.alibi_slopes is not None:
+            distance = np.zeros((items, size), dtype=np.float32)
+            distance[position] = entries.distance
+            slopes = np.asarray(spec.alibi_slopes, dtype=np.float32).reshape(1, spec.kv_heads, spec.group, 1)
+            bias = torch.from_numpy(slopes * distance[:, None, None]).to(device)
         partial = np.flatnonzero(unseen.any(axis=1))
         return cls(
             len(contexts),
@@ -67,6 +75,7 @@ class DecodePlan:
             torch.from_numpy(owner).to(device),
             torch.from_numpy(partial).to(device),
             torch.from_numpy(unseen[partial]).to(device)[:, None, None],
+            bias,
             torch.from_numpy(parts).to(device),
             direct,
         )
@@ -105,6 +114,8 @@ class _Entries:
     """0, 1, 2, ... within a row."""
     unseen: NDArray[np.bool_]
     """[entries, block size]."""
+    distance: NDArray[np.int64]
+    """[entries, block size]: position of each slot's token less that of the row's last one, its query."""
 
 
 def _entries(spec: AttentionSpec, size: int, table: NDArray[np.int32], contexts: NDArray[np.int64]) -> _Entries:
@@ -118,7 +129,8 @@ def _entries(spec: AttentionSpec, size: int, table: NDArray[np.int32], contexts:
     by_block = np.argsort(block, kind="stable")
     block, row, order, number = block[by_block], row[by_block], order[by_block], number[by_block]
     token = number[:, None] * size + np.arange(size)
-    return _Entries(block, row, order, (token >= contexts[row, None]) | (token < oldest[row, None]))
+    unseen = (token >= contexts[row, None]) | (token < oldest[row, None])
+    return _Entries(block, row, order, unseen, token - (contexts[row, None] - 1))
 
 
 def _place(
@@ -158,6 +170,8 @@ def decode(
     scores = _products(plan.spread(scaled).reshape(-1, group, size), keys).view(-1, kv, group, layout.block_size)
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    if plan.bias is not None:
+        scores += plan.bias
     # Fill, do not add: an unused slot may hold NaN.
     scores.index_copy_(0, plan.partial, scores.index_select(0, plan.partial).masked_fill_(plan.unseen, -torch.inf))
     # A row of padding sees nothing: with a finite peak its weights are 0, not NaN.

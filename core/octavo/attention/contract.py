@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 CONTRACT: Final = 1
 """The contract that this octavo speaks. A backend states the number it was written for; they must be equal."""
 
-Feature = Literal["window", "softcap", "sinks"]
+Feature = Literal["window", "softcap", "sinks", "alibi"]
 """What a model may need beyond plain causal attention: fields of `AttentionSpec`."""
 Phase = Literal["prefill", "decode"]
 """Rows with several query tokens, or with one."""
@@ -58,6 +59,9 @@ class AttentionSpec:
     """Scores s become `softcap * tanh(s / softcap)` before the softmax (Gemma 2, arXiv 2408.00118, section 2)."""
     sinks: bool = False
     """A learned logit for each head joins the softmax and carries no value (gpt-oss; arXiv 2309.17453, section 3)."""
+    alibi_slopes: tuple[float, ...] | None = None
+    """A float32 number for each query head: `slope * (key position - query position)` is added to its scores, after a
+    soft cap (ALiBi, arXiv 2108.12409, section 3). A position is a token's place in its row's context."""
     batch_invariant: bool = False
     """A token's output must be the same to the bit whatever else is in the batch, whether its row decodes or prefills
     and in which chunks, and whichever blocks hold its context. Only where `Capabilities.batch_invariant` says so."""
@@ -74,6 +78,13 @@ class AttentionSpec:
             )
         if self.softcap is not None and self.softcap <= 0:
             raise ValueError(f"softcap is {self.softcap}, it must be above 0; None means no cap")
+        if self.alibi_slopes is not None:
+            if len(self.alibi_slopes) != self.heads:
+                raise ValueError(
+                    f"{len(self.alibi_slopes)} ALiBi slopes are given, it must be one a query head: {self.heads}"
+                )
+            if not all(map(isfinite, self.alibi_slopes)):
+                raise ValueError(f"ALiBi slopes are {self.alibi_slopes}, each must be finite")
 
     @property
     def group(self) -> int:
@@ -87,6 +98,7 @@ class AttentionSpec:
             "window": self.window is not None,
             "softcap": self.softcap is not None,
             "sinks": self.sinks,
+            "alibi": self.alibi_slopes is not None,
         }
         return frozenset(name for name, wanted in needed.items() if wanted)
 
@@ -163,7 +175,7 @@ class Capabilities:
             if asked is not None and not _allows(asked, allowed):
                 reasons.append(f"{what} {_word(asked)} is not supported: it takes {_words(allowed)}")
         for feature in sorted(spec.features - self.features):
-            value = getattr(spec, feature)
+            value = getattr(spec, feature, True)
             asked_for = feature if value is True else f"{feature} {value}"
             reasons.append(f"the model needs {asked_for}: it supports {_words(tuple(sorted(self.features)))}")
         if spec.batch_invariant and not self.batch_invariant:

@@ -13,6 +13,11 @@ SCALE = 0.1
 """Not head_size ** -0.5 for any usual head size, so that a backend that assumes it is noticed."""
 
 
+SLOPE = 0.1
+"""The first head's; the second has a half of it, the third a third: no model's, so that a backend that works slopes out
+by itself is noticed."""
+
+
 class Dirt(Enum):
     """What the cache holds before anything is written. Zeros would hide that unwritten slots are read."""
 
@@ -45,6 +50,7 @@ class Configuration:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    alibi: bool = False
     batch_invariant: bool = False
     scale: float = SCALE
     dirt: Dirt = Dirt.NAN
@@ -68,6 +74,7 @@ class Configuration:
             window=self.window,
             softcap=self.softcap,
             sinks=self.sinks,
+            alibi_slopes=tuple((SLOPE / torch.arange(1, self.heads + 1)).tolist()) if self.alibi else None,
             batch_invariant=self.batch_invariant,
         )
 
@@ -76,7 +83,7 @@ class Configuration:
         words = [_word(self.dtype), f"{self.heads}/{self.kv_heads}x{self.head_size}", f"b{self.block_size}"]
         words += [f"cache-{_word(self.kv_dtype)}"] if self.kv_dtype != self.dtype else []
         words += [f"{name}{getattr(self, name):g}" for name in ("window", "softcap") if getattr(self, name) is not None]
-        flags = {"sinks": self.sinks, "scaled": self.scaled, "invariant": self.batch_invariant}
+        flags = {"sinks": self.sinks, "alibi": self.alibi, "scaled": self.scaled, "invariant": self.batch_invariant}
         words += [name for name, wanted in flags.items() if wanted]
         return "-".join([*words, self.dirt.value])
 

@@ -100,6 +100,11 @@ def _others(asked: Asked) -> Iterator[tuple[str, Callable[[], Tensor]]]:
             yield f"it is attention with a window of {window - 1}", lambda: attended(window=window - 1)
     if asked.sinks is not None:
         yield "it is attention without the sinks", lambda: attended(sinks=None)
+    if spec.alibi_slopes is not None:
+        slopes = spec.alibi_slopes
+        yield "it is attention without ALiBi", lambda: attended(alibi_slopes=None)
+        yield "ALiBi favours distant keys", lambda: attended(alibi_slopes=tuple(-slope for slope in slopes))
+        yield "the ALiBi slopes are of other heads", lambda: attended(alibi_slopes=slopes[::-1])
     yield "it is attention with scale 1", lambda: attended(scale=1.0)
     yield "it is attention with scale head_size ** -0.5", lambda: attended(scale=spec.head_size**-0.5)
     if len(asked.keys) > new:
@@ -113,5 +118,7 @@ def _mixed_groups(asked: Asked) -> Tensor:
     spec = asked.spec
     order = torch.arange(spec.heads).view(spec.group, spec.kv_heads).T.flatten()
     sinks = None if asked.sinks is None else asked.sinks[order]
+    if spec.alibi_slopes is not None:
+        spec = replace(spec, alibi_slopes=tuple(spec.alibi_slopes[head] for head in order))
     mixed = attention(asked.query[:, order], asked.keys, asked.values, sinks, spec=spec)
     return mixed[:, order.argsort()]

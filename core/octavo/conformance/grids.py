@@ -118,6 +118,8 @@ def all_features(capabilities: Capabilities) -> Iterator[Configuration]:
         yield replace(plain, softcap=2.0)
     if "sinks" in features:
         yield replace(plain, sinks=True)
+    if "alibi" in features:
+        yield replace(plain, alibi=True)
     if len(features) > 1:
         yield from _together(capabilities)
 
@@ -136,6 +138,7 @@ def _features(plain: Configuration, capabilities: Capabilities) -> Configuration
         window=plain.block_size + 5 if "window" in features else None,
         softcap=2.0 if "softcap" in features else None,
         sinks="sinks" in features,
+        alibi="alibi" in features,
     )
 
 
@@ -156,7 +159,7 @@ def generation(capabilities: Capabilities) -> Iterator[Configuration]:
         return
     yield plain
     if capabilities.features & {"window", "softcap"}:
-        yield replace(_features(plain, capabilities), sinks=False)
+        yield replace(_features(plain, capabilities), sinks=False, alibi=False)
 
 
 def large_logits(capabilities: Capabilities) -> Iterator[Configuration]:
@@ -188,14 +191,15 @@ def all_pairs(capabilities: Capabilities) -> Iterator[Configuration]:
         (None, 3, 21) if "window" in features else (None,),
         (None, 2.0) if "softcap" in features else (None,),
         (False, True) if "sinks" in features else (False,),
+        (False, True) if "alibi" in features else (False,),
     )
     for row in covering([len(values) for values in factors]):
-        (heads, kv_heads), head_size, block_size, dtype, kv_dtype, window, softcap, sinks = (
+        (heads, kv_heads), head_size, block_size, dtype, kv_dtype, window, softcap, sinks, alibi = (
             values[index] for values, index in zip(factors, row, strict=True)
         )
         yield Configuration(
             heads=heads, kv_heads=kv_heads, head_size=head_size, block_size=block_size, dtype=dtype, kv_dtype=kv_dtype,
-            window=window, softcap=softcap, sinks=sinks, layers=1,
+            window=window, softcap=softcap, sinks=sinks, alibi=alibi, layers=1,
         )  # fmt: skip
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from octavo.attention.check import check_backend
-from octavo.attention.contract import Capabilities
+from octavo.attention.contract import Capabilities, Feature
 from octavo.attention.phases import parts
 from octavo.conformance import grids
 from octavo.conformance.dirty import bits
@@ -27,6 +27,7 @@ UNDECLARED: tuple[tuple[str, Any], ...] = (
     ("window", 5),
     ("softcap", 2.0),
     ("sinks", True),
+    ("alibi", True),
     ("batch_invariant", True),
 )
 """Fields of a configuration, with values that a backend may not have declared."""
@@ -49,9 +50,9 @@ def declaration(stage: Stage) -> None:
 
 def _senseless(declared: Capabilities) -> Iterator[str]:
     """What no backend can mean."""
-    unknown = declared.features - {"window", "softcap", "sinks"}
-    if unknown:
-        yield f"features {', '.join(sorted(unknown))} are not known: window, softcap, sinks"
+    known = get_args(Feature)
+    if unknown := declared.features - set(known):
+        yield f"features {', '.join(sorted(unknown))} are not known: {', '.join(known)}"
     if declared.graphs not in ("none", "decode", "all"):
         yield f"graphs is {declared.graphs!r}: none, decode or all"
     if declared.spare_slots < 0:

@@ -65,6 +65,9 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None,
         logits = spec.softcap * torch.tanh(logits / spec.softcap)
     seen_from = torch.arange(context - query.shape[0], context, device=query.device).unsqueeze(1)
     behind = seen_from - torch.arange(context, device=query.device)
+    if spec.alibi_slopes is not None:
+        slopes = torch.tensor(spec.alibi_slopes, dtype=torch.float64, device=query.device)
+        logits = logits - slopes[:, None, None] * behind
     visible = (behind >= 0) & (behind < (spec.window or context))
     logits = logits.masked_fill(~visible, -torch.inf)
     if sinks is not None:
