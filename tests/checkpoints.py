@@ -76,6 +76,14 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "cohere": {"logit_scale": 0.5, "use_qk_norm": False},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
+    "bloom": {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 6, "seq_length": 1024},
+    "mpt": {
+        "hidden_size": 96,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 6,
+        "max_seq_len": 1024,
+        "attn_config": {"clip_qkv": 3.0, "softmax_scale": 0.2},
+    },
 }
 
 ARCHITECTURES: tuple[str, ...] = tuple(_OVERRIDES)

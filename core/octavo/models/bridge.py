@@ -1,8 +1,8 @@
 """Attention and cache inside a transformers model: its layers call octavo, with no model code of ours.
 
-What each layer wants (heads, scale, window, soft cap, sinks) is not read from a config, whose field names differ from
-architecture to architecture: the model runs once on two tokens, and what its layers pass to their attention function
-is written down.
+What each layer wants (heads, scale, window, soft cap, sinks, slopes) is not read from a config, whose field names
+differ from architecture to architecture: the model runs once on two tokens, and what its layers pass to their attention
+function is written down.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class AttentionCall:
     softcap: float | None
     sinks: Tensor | None
     """[heads], a parameter of the model."""
+    alibi_slopes: tuple[float, ...] | None
 
 
 @dataclass(slots=True)
@@ -92,6 +93,7 @@ def attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    alibi_slopes: tuple[float, ...] | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """The function that transformers calls in every layer; [1, heads, tokens, size] each, packed rows as one."""
@@ -109,7 +111,9 @@ def attention(
     _refuse(module, key, value, attention_mask, others)
     head_size = query.shape[-1]
     scale = head_size**-0.5 if scaling is None else float(scaling)
-    call = AttentionCall(module, query.shape[1], key.shape[1], head_size, scale, sliding_window, softcap, s_aux)
+    call = AttentionCall(
+        module, query.shape[1], key.shape[1], head_size, scale, sliding_window, softcap, s_aux, alibi_slopes
+    )
     _calls.get().append(call)
     return torch.zeros_like(query).transpose(1, 2), None
 
@@ -184,17 +188,19 @@ def groups(
             call.window,
             call.softcap,
             call.sinks is not None,
+            call.alibi_slopes,
         )
         alike.setdefault(kind, []).append(number)
     return [
         (
             AttentionSpec(
                 layers=len(members), heads=heads, kv_heads=kv_heads, head_size=size, scale=scale, dtype=dtype,
-                kv_dtype=kv_dtype, window=window, softcap=softcap, sinks=sinks, batch_invariant=batch_invariant,
+                kv_dtype=kv_dtype, window=window, softcap=softcap, sinks=sinks, alibi_slopes=slopes,
+                batch_invariant=batch_invariant,
             ),
             members,
         )
-        for (heads, kv_heads, size, scale, window, softcap, sinks), members in alike.items()
+        for (heads, kv_heads, size, scale, window, softcap, sinks, slopes), members in alike.items()
     ]  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file
 
+from octavo.models.alibi import route
 from octavo.models.bridge import ATTENTION_NAME, UnsupportedModel
 from octavo.models.gguf import read_tokenizer
 from octavo.models.quiet import quiet
@@ -30,6 +31,9 @@ from octavo.models.source import ModelNotFound, Source, configuration_at, find
 from octavo.models.support import refusals
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_LONGEST = {"bloom": ("seq_length", 2048), "mpt": ("max_seq_len", None)}
+"""What architectures call max_position_embeddings, and what it is where they leave it out. BLOOM was trained on 2048
+tokens at a time (arXiv 2211.05100, table 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +207,12 @@ def _describe(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, ends: frozenset[int], name: str
 ) -> LoadedModel:
     config = model.config
-    max_position = getattr(config, "max_position_embeddings", None)
+    longest, usual = _LONGEST.get(config.model_type, ("max_position_embeddings", None))
+    max_position = getattr(config, longest, None) or usual
     if max_position is None:
-        raise UnsupportedModel(f"the configuration of {name} does not say max_position_embeddings")
+        raise UnsupportedModel(f"the configuration of {name} does not say {longest}")
+    if config._attn_implementation == ATTENTION_NAME:
+        route(model)
     named = [model.generation_config.eos_token_id, config.eos_token_id, tokenizer and tokenizer.eos_token_id]
     for ids in named:
         ends |= frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])

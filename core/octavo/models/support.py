@@ -6,6 +6,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from octavo.models.alibi import ROUTED
+
 _MODALITIES = re.compile("text|vision|audio|vq")
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
@@ -48,13 +50,17 @@ def _layer_refusals(config: PreTrainedConfig, model_class: type[PreTrainedModel]
 
 def _attention_refusals(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> list[str]:
     reasons = []
-    if not model_class._supports_attention_backend:
+    alibi = _uses_alibi(config, model_class)
+    routed = alibi and model_class.__module__ in ROUTED
+    if not (routed or model_class._supports_attention_backend):
         reasons.append(
             f"transformers' {model_class.__name__} does not call attention through the attention interface "
             "(_supports_attention_backend is false)"
         )
-    if _uses_alibi(config, model_class):
-        reasons.append("it adds linear position biases (ALiBi) to its attention scores")
+    if alibi and not routed:
+        reasons.append(
+            "it adds linear position biases (ALiBi), with which BLOOM and MPT are served, in a way of its own"
+        )
     if _value(config, "kv_lora_rank"):
         reasons.append(f"it has multi-head latent attention (kv_lora_rank={_value(config, 'kv_lora_rank')})")
     elif (values := _value(config, "v_head_dim")) and values != (keys := _value(config, "head_dim")):
