@@ -11,7 +11,6 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from octavo import native
 from octavo.attention.contract import AttentionBatch, AttentionSpec, Capabilities
@@ -113,26 +112,9 @@ class FlashDecodingBackend(ReferenceBackend):
         )  # fmt: skip
         return out.to(dtype)
 
-    def attend_prefill(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, row: Prefill, layer: int
-    ) -> Tensor:
-        """One row's own tokens: query [length, heads, head_size] -> the same shape.
-
-        To PyTorch each key head is a sequence, whose query heads share it without a copy.
-        """
-        spec = self.spec
-        if spec.softcap is not None or self.sinks is not None or not row.context:
-            return super().attend_prefill(query, key, value, cache, row, layer)
-        if row.context != row.length:
-            key, value = cast(CPULayout, self.layout).gather(cache, layer, row.blocks, row.context)
-        grouped = query.unflatten(1, (spec.kv_heads, spec.group)).permute(1, 2, 0, 3)
-        key, value = (
-            part.to(query.dtype).transpose(0, 1)[:, None].expand(-1, spec.group, -1, -1) for part in (key, value)
-        )
-        out = functional.scaled_dot_product_attention(
-            grouped, key, value, row.mask, is_causal=row.mask is None, scale=spec.scale
-        )
-        return out.permute(2, 0, 1, 3).flatten(1, 2)
+    def read_context(self, cache: KVCache, row: Prefill, layer: int) -> tuple[Tensor, Tensor]:
+        """As the reference's, by one call."""
+        return cast(CPULayout, self.layout).gather(cache, layer, row.blocks, row.context)
 
 
 class Shape(ctypes.Structure):

@@ -135,10 +135,15 @@ class ReferenceBackend(AttentionBackend):
     ) -> Tensor:
         """One row's own tokens: query [length, heads, head_size] -> the same shape."""
         if row.context != row.length:
-            held = cast(AxesLayout, self.layout).read_blocks(cache, layer, row.blocks)
-            key, value = (blocks.flatten(0, 1)[: row.context] for blocks in held)
+            key, value = self.read_context(cache, row, layer)
         sinks = None if self.sinks is None else self.sinks[layer]
         return self._attend_row(query, key.to(query.dtype), value.to(query.dtype), row.mask, sinks)
+
+    def read_context(self, cache: KVCache, row: Prefill, layer: int) -> tuple[Tensor, Tensor]:
+        """All keys and values that a row sees, each [context, kv_heads, head_size]."""
+        held = cast(AxesLayout, self.layout).read_blocks(cache, layer, row.blocks)
+        key, value = (blocks.flatten(0, 1)[: row.context] for blocks in held)
+        return key, value
 
     def _attend_row(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None
@@ -149,15 +154,21 @@ class ReferenceBackend(AttentionBackend):
         """
         query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
         if self.spec.softcap is None and sinks is None and self._slopes is None:
-            return functional.scaled_dot_product_attention(
-                query[None],
-                key[None],
-                value[None],
-                mask,
-                is_causal=mask is None and query.shape[1] > 1,
-                scale=self.spec.scale,
-                enable_gqa=True,
-            )[0].transpose(0, 1)
+            # Each key head is a sequence, whose query heads share it: enable_gqa would copy keys on a CPU.
+            heads = (self.spec.kv_heads, self.spec.group)
+            key, value = (part[:, None].expand(-1, self.spec.group, -1, -1) for part in (key, value))
+            return (
+                functional.scaled_dot_product_attention(
+                    query.unflatten(0, heads),
+                    key,
+                    value,
+                    mask,
+                    is_causal=mask is None and query.shape[1] > 1,
+                    scale=self.spec.scale,
+                )
+                .flatten(0, 1)
+                .transpose(0, 1)
+            )
         length, context = query.shape[1], key.shape[1]
         if mask is None:
             mask = torch.ones(length, context, dtype=torch.bool, device=query.device).tril(context - length)
