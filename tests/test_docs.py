@@ -3,7 +3,7 @@
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import typer
 
+import octavo.bench.ahead_command
+import octavo.bench.cli
 from octavo import hooks, settings_page
 from octavo.attention.check import check_backend
 from octavo.attention.contract import AttentionBackend
@@ -33,6 +35,11 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+WITHIN = {
+    name: typer.main.get_command(group).commands  # type: ignore[attr-defined]
+    for name, group in (("bench", octavo.bench.cli.app), ("kernels", octavo.bench.ahead_command.app))
+}
+"""Commands of commands, which hand on all that they are given."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -43,12 +50,21 @@ def blocks(page: Path, language: str) -> list[str]:
 def commands(page: Path, program: str) -> Iterator[list[str]]:
     """The words behind each call of a program in a page's console blocks."""
     for block in blocks(page, "console"):
-        for line in block.splitlines():
+        for line in block.replace("\\\n", " ").splitlines():
             words = line.removeprefix("$ ").split("  #")[0].split()
             while words and "=" in words[0]:
                 del words[0]
-            if line.startswith("$ ") and words[0] == program:
+            if line.startswith("$ ") and Path(words[0]).name == program:
                 yield words[1:]
+
+
+def unknown(words: Sequence[str]) -> set[str]:
+    """What is not a flag of the command that they call. Raises KeyError where there is no such command."""
+    command, *rest = words
+    within = command in WITHIN and not rest[0].startswith("-")
+    known = WITHIN[command][rest[0]] if within else COMMANDS[command]
+    options = {option for parameter in known.params for option in parameter.opts + parameter.secondary_opts}
+    return {word.partition("=")[0] for word in rest if word.startswith("-")} - options - {"--help"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -60,12 +76,17 @@ def test_python_blocks_are_python(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_exist(page: Path) -> None:
     for words in commands(page, "octavo"):
-        assert words[0] in COMMANDS
-        options = {
-            option for parameter in COMMANDS[words[0]].params for option in parameter.opts + parameter.secondary_opts
-        }
-        flags = {word for word in words if word.startswith("--")}
-        assert words[0] in ("bench", "kernels") or flags <= options
+        assert not unknown(words), words
+
+
+def test_flags_of_every_command_are_looked_at() -> None:
+    """Of those within others too, whose flags differ from one to the next."""
+    assert not unknown(["bench", "serving", "--rate", "2", "--slo=ttft=2"])
+    assert unknown(["bench", "waste", "--rate", "2"]) == {"--rate"}
+    assert unknown(["kernels", "compile", "--batch", "1 x 16"]) == {"--batch"}
+    assert unknown(["backends", "--from"]) == {"--from"}
+    with pytest.raises(KeyError, match="speed"):
+        unknown(["bench", "speed"])
 
 
 def test_make_targets_exist() -> None:
