@@ -32,6 +32,7 @@ PAGES: Final = {
         Source("octavo.attention.contract"),
         Source("octavo.attention.ahead"),
         Source("octavo.kv.layout"),
+        Source("octavo.kv.dtypes"),
         Source("octavo.attention.device", ("Device", "Memory")),
         Source("octavo.conformance.suite"),
     ),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec, Capabilities
 from octavo.attention.device import Device
+from octavo.kv.dtypes import Unmixed
 from octavo.kv.layout import KVCache, LayoutType
 from octavo_ipex import library
 from octavo_ipex.layout import FP8, IPEXLayout, word
@@ -37,7 +38,7 @@ class IPEXBackend(AttentionBackend):
     contract = 1
     priority = -10
     caution = "Intel has archived this library, which has known security issues and gets no patches"
-    layout_type: ClassVar[LayoutType] = IPEXLayout.of
+    layout_type: ClassVar[LayoutType] = Unmixed(IPEXLayout.of, pairs=((torch.float32, FP8), (torch.bfloat16, FP8)))
 
     def __init__(
         self,

@@ -29,9 +29,7 @@ class IPEXLayout(AxesLayout):
 
     @classmethod
     def of(cls, spec: AttentionSpec, block_size: int) -> IPEXLayout:
-        """The layout of one group of layers. Raises ValueError for a cache that is not for such queries."""
-        if spec.kv_dtype != spec.dtype and (spec.kv_dtype != FP8 or spec.dtype == torch.float16):
-            raise ValueError(f"a cache of {spec.kv_dtype} is not for queries of {spec.dtype}")
+        """The layout of one group of layers."""
         plain = HEAD_MAJOR(spec, block_size)
         return cls(plain.layers, plain.block_size, plain.dtype, plain.key_order, plain.value_order)
 

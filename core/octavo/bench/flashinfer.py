@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec, Capabilities
 from octavo.attention.device import Device
-from octavo.kv.layout import TOKEN_MAJOR, KVCache, KVCacheLayout
+from octavo.kv.dtypes import Unmixed
+from octavo.kv.layout import TOKEN_MAJOR, KVCache
 
 _FLOATS = (torch.bfloat16, torch.float16)
-_CACHES = (*_FLOATS, torch.float8_e4m3fn, torch.float8_e5m2)
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _WORKSPACE_BYTES = 512 << 20
 """More than its plan of any batch takes."""
 
@@ -28,16 +30,10 @@ class FlashInferBackend(AttentionBackend):
     contract = 1
     priority = -1
     capabilities = Capabilities(
-        dtypes=_FLOATS, kv_dtypes=_CACHES, head_sizes=(64, 128, 256), block_sizes=(1, 16, 32, 64), graphs="decode",
-        prefix_caching=True,
+        dtypes=_FLOATS, kv_dtypes=(*_FLOATS, *_FLOAT8), head_sizes=(64, 128, 256), block_sizes=(1, 16, 32, 64),
+        graphs="decode", prefix_caching=True,
     )  # fmt: skip
-
-    @staticmethod
-    def layout_type(spec: AttentionSpec, block_size: int) -> KVCacheLayout:
-        """Token-major. Raises ValueError for a cache of another 16-bit dtype than the queries'."""
-        if spec.kv_dtype in _FLOATS and spec.kv_dtype != spec.dtype:
-            raise ValueError(f"a cache of {spec.kv_dtype} is not for queries of {spec.dtype}")
-        return TOKEN_MAJOR(spec, block_size)
+    layout_type = Unmixed(TOKEN_MAJOR, pairs=tuple(product(_FLOATS, _FLOAT8)))
 
     def __init__(
         self,

@@ -20,7 +20,8 @@ from octavo.attention.device import Device
 from octavo.bench.dense import DenseBackend
 from octavo.bench.flashinfer import FlashInferBackend
 from octavo.hooks import PROJECT, hookimpl
-from octavo.kv.layout import TOKEN_MAJOR, KVCache, KVCacheLayout
+from octavo.kv.dtypes import Unmixed
+from octavo.kv.layout import TOKEN_MAJOR, KVCache
 
 ENTRY_POINT = EntryPoint("peers", __name__, PROJECT)
 """What makes them backends to choose from: no distribution names it."""
@@ -64,13 +65,7 @@ class FA3Backend(AttentionBackend):
         dtypes=(torch.bfloat16, torch.float16), kv_dtypes=(torch.bfloat16, torch.float16, torch.float8_e4m3fn),
         head_sizes=(64, 96, 128, 192, 256), block_sizes=(256, ...), graphs="decode", prefix_caching=True,
     )  # fmt: skip
-
-    @staticmethod
-    def layout_type(spec: AttentionSpec, block_size: int) -> KVCacheLayout:
-        """Token-major. Raises ValueError for a cache that it does not take under this dtype."""
-        if spec.kv_dtype != spec.dtype and (spec.dtype, spec.kv_dtype) != (torch.bfloat16, torch.float8_e4m3fn):
-            raise ValueError(f"a cache of {spec.kv_dtype} is not for queries of {spec.dtype}")
-        return TOKEN_MAJOR(spec, block_size)
+    layout_type = Unmixed(TOKEN_MAJOR, pairs=((torch.bfloat16, torch.float8_e4m3fn),))
 
     def __init__(
         self,

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,10 +22,11 @@ from torch import Tensor
 
 from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec, Capabilities
 from octavo.attention.device import Device
-from octavo.kv.layout import KVCache, KVCacheLayout
+from octavo.kv.dtypes import Unmixed
+from octavo.kv.layout import KVCache, LayoutType
 from octavo_flashinfer.pages import Integers, Pages
 from octavo_flashinfer.workspace import MOST_BYTES, MOST_ROWS, Workspace, needed
-from octavo_triton.layout import TritonAxes
+from octavo_triton.layout import TOKEN_MAJOR
 
 if TYPE_CHECKING:
     from octavo_flashinfer.wrappers import Captured, Decoding, Prefill, Storage
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FLOATS = (torch.bfloat16, torch.float16)
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FLASHINFER = (0, 6, 14)
 """The oldest that it was tried with."""
 _OLDEST = (8, 0)
@@ -42,7 +45,6 @@ _MOST_PAGES = 1 << 22
 """Ids of a captured step, 16 MiB: with more of them, as only shared prefixes make, a step runs as it is."""
 _TOLD_EVERY = 20.0
 """Seconds between two lines of a log that something is going on."""
-_AXES = TritonAxes("block slot head dim")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,16 +71,10 @@ class FlashInferBackend(AttentionBackend):
     contract = 1
     priority = 5
     capabilities = Capabilities(
-        dtypes=_FLOATS, kv_dtypes=(*_FLOATS, torch.float8_e4m3fn, torch.float8_e5m2), head_sizes=(128, 64, 256),
+        dtypes=_FLOATS, kv_dtypes=(*_FLOATS, *_FLOAT8), head_sizes=(128, 64, 256),
         block_sizes=(1, 16, 32, 64), features=frozenset({"window", "softcap"}), graphs="decode", prefix_caching=True,
     )  # fmt: skip
-
-    @staticmethod
-    def layout_type(spec: AttentionSpec, block_size: int) -> KVCacheLayout:
-        """Token-major. Raises ValueError for a cache of another 16-bit dtype than the queries'."""
-        if spec.kv_dtype in _FLOATS and spec.kv_dtype != spec.dtype:
-            raise ValueError(f"a cache of {spec.kv_dtype} is not for queries of {spec.dtype}")
-        return _AXES(spec, block_size)
+    layout_type: ClassVar[LayoutType] = Unmixed(TOKEN_MAJOR, pairs=tuple(product(_FLOATS, _FLOAT8)))
 
     def __init__(
         self,
