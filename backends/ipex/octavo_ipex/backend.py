@@ -76,17 +76,22 @@ class IPEXBackend(AttentionBackend):
         parts = [rows for rows in (plan.single, plan.varied) if rows is not None]
         query, keys, values = query.contiguous(), cache.keys[layer], cache.values[layer]
         self._check(query, keys, values, parts)
-        if self.spec.window == 1:  # which the library takes for no window: a token sees itself
-            return value.to(self.spec.kv_dtype).to(query.dtype).repeat_interleave(self.spec.group, dim=1)
-        out, start = torch.empty_like(query), 0
+        alone = self.spec.window == 1  # which the library takes for no window: a token sees itself
+        out = self._own(value) if alone else torch.empty_like(query)
+        start = 0
         for rows in parts:
             own = slice(start, start + rows.tokens)
-            call = self._decode if rows is plan.single else self._attend
-            call(out[own], query[own], keys, values, rows)
+            if not alone:
+                call = self._decode if rows is plan.single else self._attend
+                call(out[own], query[own], keys, values, rows)
             if rows.padding is not None:
                 out[own].masked_fill_(rows.padding[:, None, None], 0)
             start += rows.tokens
         return out
+
+    def _own(self, value: Tensor) -> Tensor:
+        """What tokens make of their own values alone, as the cache holds them: a copy."""
+        return value.to(self.spec.kv_dtype).to(self.spec.dtype).repeat_interleave(self.spec.group, dim=1)
 
     def _attend(self, out: Tensor, query: Tensor, keys: Tensor, values: Tensor, rows: Rows) -> None:
         """Rows of any kind."""

@@ -24,6 +24,11 @@ def spec_of(**changed: Any) -> AttentionSpec:
     return AttentionSpec(**(plain | dtypes | changed))
 
 
+def last(held: Tensor, count: int) -> Tensor:
+    """So many of what a row holds; NaN for padding, which holds nothing."""
+    return held[len(held) - count :] if len(held) else torch.full((count, *held.shape[1:]), torch.nan)
+
+
 class Step:
     """Rows whose contexts, of these lengths, end with so many queries; each has blocks of its own, but shared ones."""
 
@@ -76,7 +81,7 @@ class Step:
         plan = self.backend.plan(replace(self.batch, **changed))
         counts = [own.stop - own.start for own in self.own]
         new = [
-            torch.cat([row[part][len(row[part]) - count :] for row, count in zip(self.rows, counts, strict=True)])
+            torch.cat([last(row[part], count) for row, count in zip(self.rows, counts, strict=True)])
             for part in range(2)
         ]
         return self.backend.attend(self.query, new[0], new[1], self.cache, plan, 0)

@@ -79,8 +79,10 @@ def test_a_block_that_is_not_there_is_refused(kind: type[IPEXBackend]) -> None:
 
 
 @BOTH
-def test_a_row_without_keys_is_not_nan(kind: type[IPEXBackend]) -> None:
-    step = Step(kind, [40, 0, 20, 0], [1, 1, 1, 1])
+@pytest.mark.parametrize("window", [None, 1, 16])
+def test_a_row_without_keys_is_zeros(kind: type[IPEXBackend], window: int | None) -> None:
+    """Nor what padding holds, where tokens see themselves alone."""
+    step = Step(kind, [40, 0, 20, 0], [1, 1, 1, 1], spec=spec_of(window=window))
     answer = step.attend()
     step.check(answer)
     assert answer[[1, 3]].count_nonzero() == 0
