@@ -1,1 +1,1 @@
-"""Paged attention on Intel processors: the kernels of Intel's extension for PyTorch, without its Python package."""
+"""Paged attention on Intel's CPUs and GPUs: the kernels of its extension for PyTorch, without its Python package."""

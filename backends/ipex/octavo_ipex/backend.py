@@ -1,139 +1,50 @@
-"""`ipex/flashdecoding-ipex` and `ipex/paged`: one call for rows of all kinds, and one for rows that decode."""
+"""`ipex/flashdecoding-ipex` and `ipex/paged` on CPUs: one call for rows of all kinds, and one for rows that decode."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec, Capabilities
-from octavo.attention.device import Device
+from octavo.attention.contract import Capabilities
 from octavo.kv.dtypes import Unmixed
-from octavo.kv.layout import KVCache, LayoutType
+from octavo.kv.layout import LayoutType
 from octavo_ipex import library
-from octavo_ipex.layout import FP8, IPEXLayout, word
+from octavo_ipex.base import OFF, IPEXBackend, Pair
+from octavo_ipex.layout import FP8, CPULayout, word
 from octavo_ipex.rows import Rows
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _HEAD_SIZES = (64, 72, 80, 96, 112, 128, 160, 192, 256, 32, 40)
-_OFF = -1
-"""No window, no soft cap: the library computes something else from any other number that means nothing."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """One step: rows for the call that decodes, which come first, and rows for the one that does all; None: none."""
-
-    single: Rows | None
-    varied: Rows | None
-
-
-class IPEXBackend(AttentionBackend):
-    """What both have in common: the kernels that Intel's extension for PyTorch has for CPUs."""
+class CPUBackend(IPEXBackend):
+    """What both have in common. Keys and values come from the cache, this step's too."""
 
     platform = "ipex"
-    contract = 1
-    priority = -10
-    caution = "Intel has archived this library, which has known security issues and gets no patches"
-    layout_type: ClassVar[LayoutType] = Unmixed(IPEXLayout.of, pairs=((torch.float32, FP8), (torch.bfloat16, FP8)))
+    build = library.CPU
+    layout_type: ClassVar[LayoutType] = Unmixed(CPULayout.of, pairs=((torch.float32, FP8), (torch.bfloat16, FP8)))
 
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        block_size: int,
-        device: Device,
-        options: Mapping[str, Any] | None = None,
-        sinks: Tensor | None = None,
-    ) -> None:
-        """Loads the library. Raises RuntimeError where it cannot be loaded, ValueError for what is not declared."""
-        if refusals := self.capabilities.refusals(spec, block_size):
-            raise ValueError("; ".join(refusals))
-        super().__init__(spec, block_size, device, options, sinks)
-        self._operators = library.operators()
-        self._window = _OFF if spec.window is None else spec.window - 1  # keys before the query's own
-        self._softcap = float(_OFF if spec.softcap is None else spec.softcap)
-
-    @classmethod
-    def probe(cls, device: Device) -> str | None:
-        """A CPU, and the library beside the PyTorch that it was built for."""
-        return f"it runs on cpu, not on {device.name}" if device.name != "cpu" else library.fault()
-
-    def decodes_alone(self) -> bool:
-        """Do rows that decode go to the call that is for them alone?"""
-        return False
-
-    def plan(self, batch: AttentionBatch, bucket: int | None = None) -> Plan:
-        """Check lengths and tables on the host, once for all layers. Raises ValueError on what is wrong with them."""
-        decodes = batch.decodes if self.decodes_alone() else 0
-        single = Rows.of(batch, 0, decodes, self.block_size) if decodes else None
-        return Plan(single, Rows.of(batch, decodes, batch.rows, self.block_size))
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, plan: Plan, layer: int) -> Tensor:
-        """As the contract says; keys and values come from the cache, this step's too. Zeros for rows of padding."""
-        parts = [rows for rows in (plan.single, plan.varied) if rows is not None]
-        query, keys, values = query.contiguous(), cache.keys[layer], cache.values[layer]
-        self._check(query, keys, values, parts)
-        alone = self.spec.window == 1  # which the library takes for no window: a token sees itself
-        out = self._own(value) if alone else torch.empty_like(query)
-        start = 0
-        for rows in parts:
-            own = slice(start, start + rows.tokens)
-            if not alone:
-                call = self._decode if rows is plan.single else self._attend
-                call(out[own], query[own], keys, values, rows)
-            if rows.padding is not None:
-                out[own].masked_fill_(rows.padding[:, None, None], 0)
-            start += rows.tokens
-        return out
-
-    def _own(self, value: Tensor) -> Tensor:
-        """What tokens make of their own values alone, as the cache holds them: a copy."""
-        return value.to(self.spec.kv_dtype).to(self.spec.dtype).repeat_interleave(self.spec.group, dim=1)
-
-    def _attend(self, out: Tensor, query: Tensor, keys: Tensor, values: Tensor, rows: Rows) -> None:
-        """Rows of any kind."""
+    def _attend(self, out: Tensor, query: Tensor, new: Pair, held: Pair, rows: Rows) -> None:
         self._operators.flash_attn_varlen_func(
-            out, query, keys, values, rows.query_starts, rows.key_starts, rows.most_queries, rows.longest,
-            self.spec.scale, True, rows.table, None, self._window, _OFF if self._window == _OFF else 0,
+            out, query, *held, rows.query_starts, rows.key_starts, rows.most_queries, rows.longest,
+            self.spec.scale, True, rows.table, None, self._window, OFF if self._window == OFF else 0,
             word(self.spec.kv_dtype), 1.0, 1.0, self._softcap,
         )  # fmt: skip
 
-    def _decode(self, out: Tensor, query: Tensor, keys: Tensor, values: Tensor, rows: Rows) -> None:
-        """Rows with one query each.
+    def _decode(self, out: Tensor, query: Tensor, new: Pair, held: Pair, rows: Rows) -> None:
+        """The window is as long as the longest context and hides nothing.
 
-        The window is as long as the longest context and hides nothing: without one, rows that begin with the same
-        block are taken for beams, and the kernel for those refuses to run.
+        Without one, rows that begin with the same block are taken for beams, and the kernel for those refuses to run.
         """
         self._operators.single_query_cached_kv_attention(
-            out, query, keys, values, rows.contexts, self.spec.scale, rows.table, rows.contexts, self.block_size,
+            out, query, *held, rows.contexts, self.spec.scale, rows.table, rows.contexts, self.block_size,
             rows.longest, None, rows.longest, 1.0, 1.0, self._softcap,
         )  # fmt: skip
 
-    def _check(self, query: Tensor, keys: Tensor, values: Tensor, parts: list[Rows]) -> None:
-        """What would be read or written out of range. Raises ValueError."""
-        spec = self.spec
-        tokens = sum(rows.tokens for rows in parts)
-        if query.shape != (tokens, spec.heads, spec.head_size) or query.dtype != spec.dtype:
-            raise ValueError(
-                f"the query is {tuple(query.shape)} of {query.dtype}, "
-                f"the step's is {(tokens, spec.heads, spec.head_size)} of {spec.dtype}"
-            )
-        shape = (len(keys), spec.kv_heads, self.block_size, spec.head_size)
-        for held in (keys, values):
-            if held.shape != shape or held.dtype != spec.kv_dtype or not held.is_contiguous():
-                raise ValueError(
-                    f"a cache of {tuple(held.shape)}, {held.dtype}, strides {held.stride()} is not one of {shape}, "
-                    f"{spec.kv_dtype}, without gaps"
-                )
-        highest = max((rows.highest_block for rows in parts), default=0)
-        if highest >= len(keys):
-            raise ValueError(f"block {highest} of the table is not in a cache of {len(keys)} blocks")
 
-
-class FlashDecodingBackend(IPEXBackend):
+class FlashDecodingBackend(CPUBackend):
     """Prompts, chunks, rows that decode and any mix of them in one call a layer."""
 
     name = "flashdecoding-ipex"
@@ -143,7 +54,7 @@ class FlashDecodingBackend(IPEXBackend):
     )  # fmt: skip
 
 
-class PagedBackend(IPEXBackend):
+class PagedBackend(CPUBackend):
     """Small blocks; rows that decode go to the kernel for single queries where that is right and faster."""
 
     name = "paged"

@@ -16,7 +16,7 @@ Integers = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Some of a step's rows, those without a query left out; all tensors are int32 and contiguous."""
+    """Some of a step's rows, those without a query left out; tensors are int32, contiguous and where the table is."""
 
     query_starts: Tensor
     """[rows + 1], starts at 0."""
@@ -25,19 +25,18 @@ class Rows:
     contexts: Tensor
     """[rows]: at least 1, since a row without keys comes out as NaN."""
     table: Tensor
-    """[rows, width]."""
+    """[rows, width]: no wider than the longest context needs."""
+    tokens: int
+    """That ask."""
     most_queries: int
     """Of a row: at least 1, or the library divides by 0. Too small a number leaves rows unwritten."""
     longest: int
     """Context. Too small a number is read beyond."""
     highest_block: int
+    fresh: bool
+    """Is there nothing behind their queries, which are all of their contexts?"""
     padding: Tensor | None
     """[tokens] bool: those of rows without a context; None where there are none."""
-
-    @property
-    def tokens(self) -> int:
-        """That ask."""
-        return int(self.query_starts[-1])
 
     @classmethod
     def of(cls, batch: AttentionBatch, first: int, end: int, block_size: int) -> Rows | None:
@@ -54,18 +53,22 @@ class Rows:
         table = batch.block_table[first:end]
         if len(asking) < len(counts):
             counts, contexts, table = counts[asking], contexts[asking], table[torch.from_numpy(asking)]
-        _check(counts, contexts, table, block_size)
+        ids = table.cpu()  # once a step, if the device is another
+        _check(counts, contexts, ids, block_size)
         empty = contexts == 0
         seen = np.maximum(contexts, 1)
+        longest, device = int(seen.max()), table.device
         return cls(
-            query_starts=_summed(counts),
-            key_starts=_summed(seen),
-            contexts=torch.from_numpy(seen),
-            table=table.to(torch.int32).contiguous(),
+            query_starts=_summed(counts).to(device),
+            key_starts=_summed(seen).to(device),
+            contexts=torch.from_numpy(seen).to(device),
+            table=table[:, : -(-longest // block_size)].to(torch.int32).contiguous(),
+            tokens=int(counts.sum()),
             most_queries=int(counts.max()),
-            longest=int(seen.max()),
-            highest_block=int(table.max()),
-            padding=torch.from_numpy(np.repeat(empty, counts)) if empty.any() else None,
+            longest=longest,
+            highest_block=int(ids.max()),
+            fresh=bool((counts == seen).all()),
+            padding=torch.from_numpy(np.repeat(empty, counts)).to(device) if empty.any() else None,
         )
 
 
@@ -79,16 +82,16 @@ def on_host(batch: AttentionBatch) -> tuple[Integers, Integers]:
     return starts, contexts
 
 
-def _check(counts: Integers, contexts: Integers, table: Tensor, block_size: int) -> None:
-    """Of rows that ask; a row of padding has no context."""
+def _check(counts: Integers, contexts: Integers, ids: Tensor, block_size: int) -> None:
+    """Of rows that ask, whose blocks are `ids`; a row of padding has no context."""
     short = np.flatnonzero((counts > contexts) & (contexts != 0))
     if len(short):
         row = int(short[0])
         raise ValueError(f"{counts[row]} queries cannot be the last of a context of {contexts[row]} tokens")
-    room = table.shape[1] * block_size
+    room = ids.shape[1] * block_size
     if room < max(contexts.max(), 1):
         raise ValueError(f"a context of {contexts.max()} tokens is not in a block table of {room}")
-    if int(counts.min()) < 0 or int(contexts.min()) < 0 or int(table.min()) < 0:
+    if int(counts.min()) < 0 or int(contexts.min()) < 0 or int(ids.min()) < 0:
         raise ValueError("query starts fall, or a context length or a block of the table is negative")
 
 

@@ -3,17 +3,17 @@
 import pytest
 
 from octavo_ipex import library
-from tests.backends.ipex import stand_in
+from tests.backends.ipex import stand_in, xpu_stand_in
 
 
 @pytest.fixture
 def on_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of the library."""
-    monkeypatch.setattr(library, "operators", lambda: stand_in)
-    monkeypatch.setattr(library, "fault", lambda: None)
+    """In the place of both builds of the library."""
+    monkeypatch.setattr(library, "operators", lambda build: xpu_stand_in if build.gpus else stand_in)
+    monkeypatch.setattr(library, "fault", lambda build: None)
 
 
-@pytest.fixture(params=["stand-in"] if library.fault() else ["stand-in", "library"])
+@pytest.fixture(params=["stand-in"] if library.fault(library.CPU) else ["stand-in", "library"])
 def kernels(request: pytest.FixtureRequest) -> None:
     """Either, one after the other."""
     if request.param == "stand-in":

@@ -108,18 +108,31 @@ def attend(
     demand(int(starts[-1]) == len(query), "rows are all of the query")
     demand(softcap == -1 or softcap > 0, "only -1 is no soft cap")
     demand(int(contexts.min()) > 0, "a row without keys comes out as NaN")
-    size, group = keys.shape[2], query.shape[1] // keys.shape[1]
+    size = keys.shape[2]
     for row, (start, end) in enumerate(pairwise(starts.tolist())):
         context = int(contexts[row])
-        demand(end - start <= context, "a query that sees no key comes out as NaN")
-        blocks = table[row, : -(-context // size)].long()
-        demand(len(blocks) * size >= context and int(blocks.min()) >= 0, "the table holds the context")
-        demand(int(blocks.max()) < len(keys), "a block behind the cache is read there")
-        held = (torch.cat([cache[block] for block in blocks.tolist()], 1)[:, :context] for cache in (keys, values))
-        key, value = (one.double().transpose(0, 1).repeat_interleave(group, dim=1) for one in held)
-        scores = scale * torch.einsum("qhd,khd->hqk", query[start:end].double(), key)
-        scores = softcap * torch.tanh(scores / softcap) if softcap > 0 else scores
-        behind = torch.arange(context - end + start, context)[:, None] - torch.arange(context)
-        seen = (behind >= 0) & (behind < (window or context))
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-        out[start:end] = torch.einsum("hqk,khd->qhd", weights, value).to(out.dtype)
+        blocks = blocks_of(table[row], context, size, len(keys), end - start)
+        held = [torch.cat([cache[block] for block in blocks], 1)[:, :context] for cache in (keys, values)]
+        key, value = (one.transpose(0, 1) for one in held)
+        out[start:end] = answer(query[start:end], key, value, scale, window, softcap).to(out.dtype)
+
+
+def blocks_of(table: Tensor, context: int, size: int, room: int, queries: int) -> list[int]:
+    """Those that hold a row's context, of which so many queries are the last."""
+    demand(queries <= context, "a query that sees no key comes out as NaN")
+    blocks: list[int] = table[: -(-context // size)].tolist()
+    demand(len(blocks) * size >= context and min(blocks) >= 0, "the table holds the context")
+    demand(max(blocks) < room, "a block behind the cache is read there")
+    return blocks
+
+
+def answer(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float) -> Tensor:
+    """Of the last queries [queries, heads, size], causal, to key and value [context, kv_heads, size]; float64."""
+    queries, context, group = len(query), len(key), query.shape[1] // key.shape[1]
+    key, value = (one.double().repeat_interleave(group, dim=1) for one in (key, value))
+    scores = scale * torch.einsum("qhd,khd->hqk", query.double(), key)
+    scores = softcap * torch.tanh(scores / softcap) if softcap > 0 else scores
+    behind = torch.arange(context - queries, context)[:, None] - torch.arange(context)
+    seen = (behind >= 0) & (behind < (window or context))
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, value)

@@ -13,9 +13,15 @@ from torch import Tensor
 from octavo.attention.contract import AttentionBatch, AttentionSpec
 from octavo.attention.device import CPU
 from octavo.conformance.truth import attention
-from octavo_ipex.backend import IPEXBackend
+from octavo_ipex.base import IPEXBackend
 
 WHERE = torch.device("cpu")
+
+
+class Card(CPU):
+    """A CPU that claims to be an Intel GPU."""
+
+    name = "xpu"
 
 
 def spec_of(**changed: Any) -> AttentionSpec:
@@ -26,7 +32,7 @@ def spec_of(**changed: Any) -> AttentionSpec:
 
 def last(held: Tensor, count: int) -> Tensor:
     """So many of what a row holds; NaN for padding, which holds nothing."""
-    return held[len(held) - count :] if len(held) else torch.full((count, *held.shape[1:]), torch.nan)
+    return held[len(held) - count :] if len(held) else held.new_full((count, *held.shape[1:]), torch.nan)
 
 
 class Step:
@@ -54,12 +60,12 @@ class Step:
             [torch.cat([part, torch.randn(max(context - shared * size, 0), *heads)])[:context] for part in prefix]
             for context in contexts
         ]
-        self.rows = [[keys * spread, values] for keys, values in self.rows]
+        self.rows = [[(keys * spread).to(self.spec.dtype), values.to(self.spec.dtype)] for keys, values in self.rows]
         slots = [self._slots(table[row], context) for row, context in enumerate(contexts)]
         for (keys, values), places in zip(self.rows, slots, strict=True):
             self.backend.layout.write(self.cache, 0, keys, values, places)
         counts = list(new)
-        self.query = torch.randn(sum(counts), self.spec.heads, self.spec.head_size)
+        self.query = torch.randn(sum(counts), self.spec.heads, self.spec.head_size).to(self.spec.dtype)
         ends = list(accumulate(counts))
         self.own = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
         self.batch = AttentionBatch(

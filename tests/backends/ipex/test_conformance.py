@@ -1,4 +1,4 @@
-"""The whole suite: over the stand-in anywhere, and over the library where it is installed."""
+"""The whole suite: over stand-ins of both builds anywhere, and over the library for CPUs where it is installed."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.conformance import Suite
-from octavo_ipex import library
+from octavo_ipex import library, xpu
 from octavo_ipex.backend import FlashDecodingBackend, PagedBackend
 
 
@@ -36,7 +36,29 @@ class TestPagedOnStandIn(Suite):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
 
 
-if library.fault() is None:
+class FlashDecodingOnCPU(xpu.FlashDecodingBackend):
+    """What goes to Intel's GPUs is right if the library's source was read rightly: there is none here."""
+
+    build = replace(library.XPU, device="cpu")
+
+
+class PagedOnCPU(xpu.PagedBackend):
+    build = replace(library.XPU, device="cpu")
+
+
+@pytest.mark.usefixtures("on_stand_in")
+class TestXPUFlashDecodingOnStandIn(Suite):
+    backend = FlashDecodingOnCPU
+    left_out = ("high-blocks",)
+
+
+@pytest.mark.usefixtures("on_stand_in")
+class TestXPUPagedOnStandIn(Suite):
+    backend = PagedOnCPU
+    left_out = ("high-blocks",)
+
+
+if library.fault(library.CPU) is None:
 
     class TestFlashDecoding(Suite):
         backend = FlashDecodingBackend

@@ -10,7 +10,8 @@ from torch import Tensor
 from octavo.attention.contract import HostLengths
 from octavo.attention.device import CPU
 from octavo.kv.layout import KVCache
-from octavo_ipex.backend import FlashDecodingBackend, IPEXBackend, PagedBackend
+from octavo_ipex.backend import FlashDecodingBackend, PagedBackend
+from octavo_ipex.base import IPEXBackend
 from tests.backends.ipex.steps import WHERE, Step, spec_of
 
 BOTH = pytest.mark.parametrize("kind", [FlashDecodingBackend, PagedBackend])

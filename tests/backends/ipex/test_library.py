@@ -16,10 +16,11 @@ from octavo.attention.device import CPU
 from octavo.conformance.configuration import Configuration
 from octavo.conformance.registry import CASES, Trial
 from octavo_ipex import library
-from octavo_ipex.backend import FlashDecodingBackend, IPEXBackend, PagedBackend
+from octavo_ipex.backend import FlashDecodingBackend, PagedBackend
+from octavo_ipex.base import IPEXBackend
 from tests.backends.ipex.steps import Step
 
-if reason := library.fault():
+if reason := library.fault(library.CPU):
     pytest.skip(reason, allow_module_level=True)
 
 PROMPTS = ["The capital of France is", "def fibonacci(n):", "Attention is all that a transformer needs. " * 20]
@@ -33,7 +34,7 @@ def test_loading_it_leaves_nothing_behind() -> None:
         before = (logging.getLoggerClass(), list(logging.root.handlers), dict(os.environ), torch.get_num_threads(),
                   transformers.tokenization_utils_base.PreTrainedTokenizerBase.pad)
         from octavo_ipex import library
-        library.operators().flash_attn_varlen_func
+        library.operators(library.CPU).flash_attn_varlen_func
         after = (logging.getLoggerClass(), list(logging.root.handlers), dict(os.environ), torch.get_num_threads(),
                  transformers.tokenization_utils_base.PreTrainedTokenizerBase.pad)
         assert before == after
@@ -81,7 +82,7 @@ def decoding(contexts: Sequence[int], shared: int = 0) -> Step:
 
 def single(step: Step, contexts: Tensor, window: int) -> Tensor:
     out = torch.empty_like(step.query)
-    library.operators().single_query_cached_kv_attention(
+    library.operators(library.CPU).single_query_cached_kv_attention(
         out, step.query, step.cache.keys[0], step.cache.values[0], contexts, step.spec.scale,
         step.batch.block_table, contexts, step.size, int(contexts.max()), None, window, 1.0, 1.0, -1.0,
     )  # fmt: skip
