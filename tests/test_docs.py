@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 import octavo.bench.ahead_command
@@ -204,6 +205,17 @@ def test_blocks_are_of_the_project(project: Path) -> None:
 def test_a_window_as_shown(shown: dict[str, Any]) -> None:
     assert shown["Windowed"].capabilities.features == {"window"}
     conform(shown["Windowed"], "features")
+
+
+def test_several_chips_as_shown(shown: dict[str, Any]) -> None:
+    class Chip(CPU):
+        generation = 1
+
+    backend = shown["SeveralChips"]
+    tried = {trial.configuration.dtype for trial in trials(backend, Chip())}
+    assert tried == set(backend.capabilities.dtypes) - {torch.bfloat16}
+    Chip.generation = 2
+    assert torch.bfloat16 in {trial.configuration.dtype for trial in trials(backend, Chip())}
 
 
 def test_an_option_as_shown(shown: dict[str, Any]) -> None:

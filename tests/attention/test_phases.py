@@ -113,8 +113,8 @@ def test_each_row_meets_its_backend(rows: list[tuple[int, int]], seed: int) -> N
 
 def test_the_cache_must_be_shared() -> None:
     ours, theirs = backend("ours"), backend("theirs", layout_type=HEAD_MAJOR)
-    assert disagreement(ours, backend("same"), spec(), 16) is None
-    assert "layouts differ" in (disagreement(ours, theirs, spec(), 16) or "")
+    assert disagreement(ours, backend("same"), spec(), 16, CPU()) is None
+    assert "layouts differ" in (disagreement(ours, theirs, spec(), 16, CPU()) or "")
     with pytest.raises(ValueError, match="layouts differ"):
         phased(ours, theirs)(spec(), 16, CPU())
     with pytest.raises(ValueError, match="decode=test/ours: block size 7 is not supported"):
@@ -176,5 +176,5 @@ def test_common_capabilities() -> None:
 
 def test_two_backends_cannot_promise_that_a_token_has_the_same_bits_in_both_phases() -> None:
     first, second = (backend(name, can={"batch_invariant": True}) for name in "ab")
-    assert disagreement(first, second, spec(), 16) is None
-    assert "give a token different bits" in (disagreement(first, second, spec(batch_invariant=True), 16) or "")
+    assert disagreement(first, second, spec(), 16, CPU()) is None
+    assert "give a token different bits" in (disagreement(first, second, spec(batch_invariant=True), 16, CPU()) or "")

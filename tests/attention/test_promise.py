@@ -23,12 +23,15 @@ FIELDS: dict[type[Any], tuple[str, str]] = {
     AttentionBatch: ("query_starts context_lengths block_table slots max_query max_context decodes", ""),
     Capabilities: (
         "dtypes kv_dtypes head_sizes block_sizes",
-        "features graphs prefix_caching batch_invariant spare_slots",
+        "features graphs prefix_caching batch_invariant spare_slots chip",
     ),
     KVCache: ("keys values", ""),
 }
 MEMBERS: dict[type[Any], tuple[str, str]] = {
-    AttentionBackend: ("attend", "qualified_name refuse probe workspaces ahead plan priority caution tunables"),
+    AttentionBackend: (
+        "attend",
+        "qualified_name refuse probe capabilities_on workspaces ahead plan priority caution tunables",
+    ),
     KVCacheLayout: ("block_bytes allocate write read copy_blocks", ""),
     Device: (
         "unavailable torch_device memory",
@@ -38,6 +41,7 @@ MEMBERS: dict[type[Any], tuple[str, str]] = {
 CALLS: dict[tuple[type[Any], str], str] = {
     (AttentionBackend, "__init__"): "spec block_size device options=None sinks=None",
     (AttentionBackend, "probe"): "device",
+    (AttentionBackend, "capabilities_on"): "device",
     (AttentionBackend, "plan"): "batch bucket=None",
     (AttentionBackend, "attend"): "query key value cache plan layer",
     (KVCacheLayout, "allocate"): "num_blocks device",

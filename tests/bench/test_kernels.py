@@ -149,7 +149,10 @@ FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_wrong_is_not_timed(fault: str, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Wrong, "fault", staticmethod(FAULTS[fault]), raising=False)
-    contenders = [(Selection(kind, "cpu", 16, (), ()), kind(SPEC, 16, CPU())) for kind in (Wrong, ReferenceBackend)]
+    contenders = [
+        (Selection(kind, "cpu", 16, (), (), kind.capabilities), kind(SPEC, 16, CPU()))
+        for kind in (Wrong, ReferenceBackend)
+    ]
     inputs = Inputs(SPEC, Batch("mixed", (20, 9, 40), (1, 1, 30)), WHERE)
     wrong, right = kernels._measured(contenders, inputs, CPU(), 1, 1.0)
     assert fault in str(wrong["fault"])

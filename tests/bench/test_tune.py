@@ -51,7 +51,7 @@ def timed(backend: Any, batch: str) -> float:
 
 
 def test_the_geometric_mean_of_ratios_decides_and_what_does_not_run_is_left_out() -> None:
-    selection = Selection(Shaped, "cpu", 16, (), ())
+    selection = Selection(Shaped, "cpu", 16, (), (), Shaped.capabilities)
     told: list[str] = []
     rows = tuned(selection, SPEC, CPU(), {"decode": ["short", "long"], "prefill": ["prompt"]}, timed, told.append)
     asked = [str(row["options"]) for row in rows]
@@ -67,7 +67,7 @@ def test_the_geometric_mean_of_ratios_decides_and_what_does_not_run_is_left_out(
 
 
 def test_a_phase_without_batches_is_not_tuned() -> None:
-    selection = Selection(Shaped, "cpu", 16, (), ())
+    selection = Selection(Shaped, "cpu", 16, (), (), Shaped.capabilities)
     rows = tuned(selection, SPEC, CPU(), {"decode": [], "prefill": ["prompt"]}, timed, lambda _: None)
     assert [row["phase"] for row in rows] == ["prefill"] * 2
 
@@ -79,7 +79,7 @@ def test_a_backend_without_shapes_says_so(quick: None) -> None:
 
 def test_the_bench_tunes_on_its_own_batches(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "SMALL", [Batch.decodes(2, 20), Batch.prompts(1, 5)])
-    monkeypatch.setattr(kernels, "choose", lambda *_, **__: Selection(Shaped, "cpu", 16, (), ()))
+    monkeypatch.setattr(kernels, "choose", lambda *_, **__: Selection(Shaped, "cpu", 16, (), (), Shaped.capabilities))
     report = kernels.run(options(attention=["any/shaped"], tune=True), lambda _: None)
     assert report.bench == "tuning"
     assert [row["phase"] for row in report.rows] == ["decode"] * 4 + ["prefill"] * 2

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.contract import AttentionSpec, Capabilities
+from octavo.attention.device import Device
 from octavo.kv.layout import TOKEN_MAJOR, AxesLayout, KVCache, LayoutType
 from tests.conformance.faults import Narrow, fault
 
@@ -180,6 +181,13 @@ class OverClaimed(Narrow):
 @fault("declares what makes no sense", "declaration")
 class Senseless(Narrow):
     capabilities = replace(Narrow.capabilities, graphs="always")  # type: ignore[arg-type]
+
+
+@fault("declares more for a device than at all", "declaration")
+class MoreHere(Narrow):
+    @classmethod
+    def capabilities_on(cls, device: Device) -> Capabilities:
+        return replace(cls.capabilities, head_sizes=(16, 24, 32))
 
 
 class Permissive(Capabilities):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
 
-from octavo.attention.contract import AttentionSpec
 from octavo.attention.device import Device
 from octavo_triton.gpu import GPU, GPUBackend, capabilities
 from octavo_triton.layout import PAGED, TOKEN_MAJOR
@@ -38,19 +38,14 @@ class CUDABackend(GPUBackend):
         return None
 
     @classmethod
-    def refusal(cls, spec: AttentionSpec, architecture: str) -> str | None:
-        """A cache dtype that it has no instruction for."""
-        capability = _capability(architecture)
-        if spec.kv_dtype == torch.float8_e4m3fn and capability < _E4M3:
-            return (
-                f"a cache of fp8_e4m3fn needs compute capability {_dotted(_E4M3)}, this GPU has {_dotted(capability)}: "
-                "KV_CACHE_DTYPE=fp8_e5m2 is as small"
-            )
-        return None
+    def missing(cls, architecture: str) -> Collection[torch.dtype]:
+        """What has no instruction there."""
+        return () if _capability(architecture) >= _E4M3 else (torch.float8_e4m3fn,)
 
-    def gpu(self) -> GPU:
+    @classmethod
+    def gpu(cls, device: Device) -> GPU:
         """As the driver says."""
-        properties = torch.cuda.get_device_properties(self.device.torch_device)
+        properties = torch.cuda.get_device_properties(device.torch_device)
         shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
         return GPU(f"sm_{properties.major}{properties.minor}", shared, properties.multi_processor_count)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
 
-from octavo.attention.contract import AttentionSpec
 from octavo.attention.device import Device
 from octavo_triton.gpu import GPU, GPUBackend, capabilities
 from octavo_triton.layout import PAGED, TOKEN_MAJOR
@@ -42,17 +42,15 @@ class ROCmBackend(GPUBackend):
         )
 
     @classmethod
-    def refusal(cls, spec: AttentionSpec, architecture: str) -> str | None:
-        """What Triton cannot convert there: it aborts, or takes one kind for the other."""
-        if architecture != "gfx942" and spec.kv_dtype in _FNUZ:
-            asked, instead = ("e4m3fnuz", "e4m3fn") if spec.kv_dtype == torch.float8_e4m3fnuz else ("e5m2fnuz", "e5m2")
-            return f"Triton converts no fp8_{asked} on {architecture}: KV_CACHE_DTYPE=fp8_{instead} is as small"
-        return None
+    def missing(cls, architecture: str) -> Collection[torch.dtype]:
+        """Where Triton aborts, or takes one kind for the other."""
+        return () if architecture == "gfx942" else _FNUZ
 
-    def gpu(self) -> GPU:
+    @classmethod
+    def gpu(cls, device: Device) -> GPU:
         """As the driver says."""
-        properties = torch.cuda.get_device_properties(self.device.torch_device)
-        architecture = _architecture(self.device.torch_device)
+        properties = torch.cuda.get_device_properties(device.torch_device)
+        architecture = _architecture(device.torch_device)
         return GPU(architecture, properties.shared_memory_per_block, properties.multi_processor_count)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from octavo.attention.ahead import AheadOfTime, CompiledKernel, Expectation
 from octavo.attention.contract import AttentionBatch, AttentionSpec
-from octavo.attention.device import CPU
+from octavo.attention.device import CPU, Device
 from octavo.kv.layout import KVCache
 from octavo_triton.chips import Chip
 from octavo_triton.driver import Build, compiling
@@ -69,7 +69,8 @@ def there(backend: type[GPUBackend], configuration: Configuration, chip: Chip) -
     """The backend as it would be on that chip."""
 
     class There(backend):  # type: ignore[misc,valid-type]
-        def gpu(self) -> GPU:
+        @classmethod
+        def gpu(cls, device: Device) -> GPU:
             return GPU(chip.architecture, chip.shared_bytes, chip.processors)
 
     spec = configuration.spec

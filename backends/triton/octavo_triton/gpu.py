@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import torch
 
 from octavo.attention.ahead import AheadOfTime
-from octavo.attention.contract import AttentionSpec, Capabilities
+from octavo.attention.contract import Capabilities
+from octavo.attention.device import Device
 from octavo_triton.backend import TritonBackend
 from octavo_triton.chips import chips
 from octavo_triton.tuning import Tuning, tuned
@@ -45,26 +47,37 @@ class GPUBackend(TritonBackend):
     waiting: ClassVar[int] = 0
     """Of the tiles on their way from memory, those that the compiler has wait in registers."""
 
+    @classmethod
     @abstractmethod
-    def gpu(self) -> GPU:
-        """The device that it runs on."""
+    def gpu(cls, device: Device) -> GPU:
+        """What the driver says of a device on which it can run."""
 
     @classmethod
-    def refusal(cls, spec: AttentionSpec, architecture: str) -> str | None:
-        """Why layers cannot be served on that architecture, though the backend can on others."""
-        return None
+    def missing(cls, architecture: str) -> Collection[torch.dtype]:
+        """Dtypes of a cache that it declares, and that Triton cannot convert on that architecture."""
+        return ()
+
+    @classmethod
+    def capabilities_for(cls, architecture: str) -> Capabilities:
+        """What it can do on GPUs of that architecture."""
+        missing = cls.missing(architecture)
+        kept = tuple(dtype for dtype in cls.capabilities.kv_dtypes if dtype not in missing)
+        return replace(cls.capabilities, kv_dtypes=kept, chip=architecture if missing else "")
+
+    @classmethod
+    def capabilities_on(cls, device: Device) -> Capabilities:
+        """Without caches that the GPU has no conversion for."""
+        return cls.capabilities_for(cls.gpu(device).architecture)
 
     def tune(self) -> Tuning:
-        """As the table says, cut down to the spec's sizes. Raises ValueError on a cache dtype that the GPU lacks."""
-        gpu = self.gpu()
-        if reason := self.refusal(self.spec, gpu.architecture):
-            raise ValueError(reason)
+        """As the table says, cut down to the spec's sizes."""
+        gpu = self.gpu(self.device)
         table = self.folder / "tuning.json"
         return tuned(table, self.name, self.spec, gpu.architecture, gpu.shared_bytes, self.waiting)
 
     def count_processors(self) -> int:
         """Its multiprocessors, its compute units."""
-        return self.gpu().processors
+        return self.gpu(self.device).processors
 
     @classmethod
     def ahead(cls) -> Mapping[str, AheadOfTime]:

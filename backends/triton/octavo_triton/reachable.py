@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from octavo.attention.contract import AttentionSpec
+from octavo.attention.contract import AttentionSpec, Capabilities
 from octavo_triton.gpu import FLOATS, GPUBackend
 
 _COMMON = AttentionSpec(
@@ -42,25 +42,25 @@ class Configuration:
 
 
 def configurations(backend: type[GPUBackend], architecture: str, *, complete: bool) -> list[Configuration]:
-    """Each once, those that say most first. `complete`: every value that the backend declares, else the most unlike."""
-    usual = backend.capabilities.preferred_block_size
-    declared = backend.capabilities
+    """Each once, those that say most first. `complete`: every value that is declared for it, else the most unlike."""
+    declared = backend.capabilities_for(architecture)
+    usual = declared.preferred_block_size
     found: dict[Configuration, None] = {}
-    asked = list(_unlike(backend, usual))
+    asked = list(_unlike(declared, usual))
     if architecture.startswith("gfx"):
         asked += [replace(one, small=True) for one in (asked if complete else asked[:1])]
     if complete:
-        asked += _every(backend, usual)
+        asked += _every(declared, usual)
     for one in asked:
-        if not declared.refusals(one.spec, one.block_size) and backend.refusal(one.spec, architecture) is None:
+        if not declared.refusals(one.spec, one.block_size):
             found[one] = None
     return list(found)
 
 
-def _unlike(backend: type[GPUBackend], usual: int) -> Iterator[Configuration]:
+def _unlike(declared: Capabilities, usual: int) -> Iterator[Configuration]:
     yield Configuration(_COMMON, usual)
     yield Configuration(replace(_COMMON, head_size=64), usual)
-    for kv_dtype in backend.capabilities.kv_dtypes:
+    for kv_dtype in declared.kv_dtypes:
         if "e4m3" in str(kv_dtype):
             yield Configuration(replace(_COMMON, kv_dtype=kv_dtype), usual)
             yield Configuration(replace(_COMMON, kv_dtype=kv_dtype, head_size=64), usual)
@@ -71,8 +71,7 @@ def _unlike(backend: type[GPUBackend], usual: int) -> Iterator[Configuration]:
     yield Configuration(replace(_COMMON, batch_invariant=True), usual)
 
 
-def _every(backend: type[GPUBackend], usual: int) -> Iterator[Configuration]:
-    declared = backend.capabilities
+def _every(declared: Capabilities, usual: int) -> Iterator[Configuration]:
     for size in declared.head_sizes:
         if isinstance(size, int):
             yield Configuration(replace(_COMMON, head_size=size), usual)

@@ -26,6 +26,8 @@ class Candidate:
     """None: it can."""
     block_size: int | None
     """What it would be used with, tokens; None where no size fits."""
+    capabilities: Capabilities
+    """What it can do on this device; where it cannot run, what it declares."""
 
     @property
     def name(self) -> str:
@@ -73,28 +75,31 @@ def _candidate(
     prefix_caching: bool,
 ) -> Candidate:
     reasons = [one.conflict] if one.conflict else []
-    size = None
+    size, able = None, one.kind.capabilities
     try:
-        unfit = one.kind.probe(device)
-        reasons += [unfit] if unfit else []
-        if prefix_caching and not one.kind.capabilities.prefix_caching:
+        if unfit := one.kind.probe(device):
+            reasons.append(unfit)
+        else:
+            able = one.kind.capabilities_on(device)
+        if prefix_caching and not able.prefix_caching:
             reasons.append(f"prefix caching is asked for, and {WITHOUT}")
         for spec in specs:
-            reasons += one.kind.capabilities.refusals(spec, block_size)
-        size, why = fitting(one.kind, specs, block_size)
+            reasons += able.refusals(spec, block_size)
+        size, why = _fitting(one.kind, able, specs, block_size)
         reasons += [] if size else why
     except Exception as error:
         reasons.append(f"it raises when asked: {describe(error)}")
-    return Candidate(one.kind, one.origin.distribution, one.origin.version, tuple(dict.fromkeys(reasons)), size)
+    origin = one.origin
+    return Candidate(one.kind, origin.distribution, origin.version, tuple(dict.fromkeys(reasons)), size, able)
 
 
-def fitting(
-    backend: type[AttentionBackend], specs: Sequence[AttentionSpec], block_size: int | None
+def _fitting(
+    backend: type[AttentionBackend], able: Capabilities, specs: Sequence[AttentionSpec], block_size: int | None
 ) -> tuple[int | None, list[str]]:
     """The first block size that it takes for all groups; else None and what is wrong with the first one tried."""
     refused: list[str] = []
-    for size in sizes(backend.capabilities, block_size):
-        wrong = [reason for spec in specs for reason in _refusals(backend, spec, size)]
+    for size in sizes(able, block_size):
+        wrong = [reason for spec in specs for reason in _refusals(backend, able, spec, size)]
         if not wrong:
             return size, []
         refused = refused or wrong
@@ -108,8 +113,8 @@ def sizes(capabilities: Capabilities, block_size: int | None) -> list[int]:
     return [size for size in capabilities.block_sizes if isinstance(size, int)] or [capabilities.preferred_block_size]
 
 
-def _refusals(backend: type[AttentionBackend], spec: AttentionSpec, block_size: int) -> list[str]:
-    refusals = backend.capabilities.refusals(spec, block_size)
+def _refusals(backend: type[AttentionBackend], able: Capabilities, spec: AttentionSpec, block_size: int) -> list[str]:
+    refusals = able.refusals(spec, block_size)
     if not refusals:
         try:
             backend.layout_type(spec, block_size)

@@ -162,10 +162,12 @@ class Capabilities:
     """Can it promise what `AttentionSpec.batch_invariant` asks for?"""
     spare_slots: int = 0
     """Slots that a request reserves beyond its tokens."""
+    chip: str = ""
+    """Which it is that can less than the backend declares, e.g. "gfx950": refusals name it."""
 
     def refusals(self, spec: AttentionSpec, block_size: int | None) -> list[str]:
         """Why this cannot serve `spec` in blocks of `block_size` (None: its own choice): each with value and limit."""
-        reasons = []
+        reasons, on = [], f" on {self.chip}" if self.chip else ""
         for what, asked, allowed in (
             ("dtype", spec.dtype, self.dtypes),
             ("cache dtype", spec.kv_dtype, self.kv_dtypes),
@@ -173,13 +175,15 @@ class Capabilities:
             ("block size", block_size, self.block_sizes),
         ):
             if asked is not None and not _allows(asked, allowed):
-                reasons.append(f"{what} {_word(asked)} is not supported: it takes {_words(allowed)}")
+                reasons.append(f"{what} {_word(asked)} is not supported{on}: it takes {_words(allowed)}")
         for feature in sorted(spec.features - self.features):
             value = getattr(spec, feature, True)
             asked_for = feature if value is True else f"{feature} {value}"
-            reasons.append(f"the model needs {asked_for}: it supports {_words(tuple(sorted(self.features)))}")
+            reasons.append(f"the model needs {asked_for}: it supports {_words(tuple(sorted(self.features)))}{on}")
         if spec.batch_invariant and not self.batch_invariant:
-            reasons.append("deterministic is asked for: with it a token's bits depend on what else is in its batch")
+            reasons.append(
+                f"deterministic is asked for: with it a token's bits depend on what else is in its batch{on}"
+            )
         return reasons
 
     @property
@@ -215,6 +219,7 @@ class AttentionBackend(ABC):
     caution: ClassVar[str | None] = None
     """What one should know before choosing it, e.g. that nobody maintains its library; said where it is chosen."""
     capabilities: ClassVar[Capabilities]
+    """On any device; `capabilities_on` says what it is on one."""
     layout_type: ClassVar[LayoutType]
     """(spec, block size) -> its cache layout, e.g. `octavo.kv.layout.TOKEN_MAJOR`."""
     tunables: ClassVar[Mapping[Phase, Sequence[Mapping[str, Any]]]] = {}
@@ -258,6 +263,11 @@ class AttentionBackend(ABC):
     def probe(cls, device: Device) -> str | None:
         """Why it cannot run on `device`, in a sentence, or None. Never raises, never slow, imports nothing heavy."""
         return None
+
+    @classmethod
+    def capabilities_on(cls, device: Device) -> Capabilities:
+        """`capabilities` without what this device lacks. Asked where `probe` gives None, and as quick as that."""
+        return cls.capabilities
 
     def workspaces(self) -> Sequence[Tensor]:
         """What it has taken of the device's memory when it is made, and keeps: the memory table counts it.

@@ -47,7 +47,7 @@ class PhasedBackend(AttentionBackend):
         unknown = sorted(set(options or {}) - {"prefill", "decode"})
         if unknown:
             raise ValueError(f"options of two phases are given as prefill and decode, got {', '.join(unknown)}")
-        differ = disagreement(self.prefill_type, self.decode_type, spec, block_size)
+        differ = disagreement(self.prefill_type, self.decode_type, spec, block_size, device)
         if differ is not None:
             raise ValueError(differ)
         super().__init__(spec, block_size, device, None, sinks)
@@ -111,6 +111,10 @@ def phased(prefill: type[AttentionBackend], decode: type[AttentionBackend]) -> t
         def probe(cls, device: Device) -> str | None:
             return prefill.probe(device) or decode.probe(device)
 
+        @classmethod
+        def capabilities_on(cls, device: Device) -> Capabilities:
+            return _common(prefill.capabilities_on(device), decode.capabilities_on(device))
+
     return Phased
 
 
@@ -120,11 +124,15 @@ def parts(backend: type[AttentionBackend]) -> tuple[type[AttentionBackend], ...]
 
 
 def disagreement(
-    prefill: type[AttentionBackend], decode: type[AttentionBackend], spec: AttentionSpec, block_size: int
+    prefill: type[AttentionBackend],
+    decode: type[AttentionBackend],
+    spec: AttentionSpec,
+    block_size: int,
+    device: Device,
 ) -> str | None:
     """Why the two cannot share a cache in blocks of this size, or None."""
     for phase, backend in (("prefill", prefill), ("decode", decode)):
-        refusals = backend.capabilities.refusals(spec, block_size)
+        refusals = backend.capabilities_on(device).refusals(spec, block_size)
         if refusals:
             return f"{phase}={backend.qualified_name()}: {'; '.join(refusals)}"
     if spec.batch_invariant:
@@ -184,6 +192,7 @@ def _common(prefill: Capabilities, decode: Capabilities) -> Capabilities:
         graphs="none" if decode.graphs == "none" else "decode",
         prefix_caching=prefill.prefix_caching,
         spare_slots=max(prefill.spare_slots, decode.spare_slots),
+        chip=prefill.chip or decode.chip,
     )
 
 

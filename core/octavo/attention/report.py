@@ -74,7 +74,8 @@ class Report:
         table.add_column("here")
         for candidate in self.candidates:
             row, chosen = _row(candidate), self.selection is not None and candidate.backend is self.selection.chosen
-            can = [_listed(row["dtypes"]), f"blocks of {_listed(row['block_sizes'])}", _listed(row["features"])]
+            can = [_listed(row["dtypes"]), f"caches of {_listed(row['cache_dtypes'])}"]
+            can += [f"blocks of {_listed(row['block_sizes'])}", _listed(row["features"])]
             origin = f"{candidate.distribution} {candidate.version}"
             table.add_row(
                 Text.assemble((candidate.name, "bold" if chosen else ""), "\n", (origin, "dim")),
@@ -101,7 +102,7 @@ def _here(candidate: Candidate, *, said_below: bool) -> Text:
 
 def _row(candidate: Candidate) -> dict[str, Any]:
     """A candidate with what it can do; "any" stands for every other value."""
-    capabilities = candidate.backend.capabilities
+    capabilities = candidate.capabilities
     more = (("prefix caching", capabilities.prefix_caching), ("deterministic", capabilities.batch_invariant))
     features = sorted(capabilities.features) + [name for name, declared in more if declared]
     return candidate.to_dict() | {

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from octavo.attention.candidates import WITHOUT, Candidate, fitting, sizes, survey
+from octavo.attention.candidates import WITHOUT, Candidate, sizes, survey
 from octavo.attention.contract import AttentionBackend, AttentionSpec, Capabilities
 from octavo.attention.device import Device
 from octavo.attention.installed import devices
@@ -33,16 +33,13 @@ class Selection:
     """All that are installed, highest priority first."""
     switched_off: tuple[tuple[str, str], ...]
     """Features that this backend costs, each with the reason."""
+    capabilities: Capabilities
+    """What the chosen backend can do on this device; of two phases, together."""
 
     @property
     def name(self) -> str:
         """As `ATTENTION` spells it: `platform/name`, or one for each phase."""
         return self.chosen.qualified_name()
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the chosen backend can do; of two phases, together."""
-        return self.chosen.capabilities
 
     def build(
         self, spec: AttentionSpec, device: Device, options: Mapping[str, Any] | None = None, sinks: Tensor | None = None
@@ -93,15 +90,16 @@ def choose(
     question = _Question(wish, tuple(specs), device, block_size, candidates, plugins)
     if wish.phases:
         chosen, size = question.for_phases(*wish.phases)
-        if prefix_caching and not chosen.capabilities.prefix_caching:
+        able = chosen.capabilities_on(device)
+        if prefix_caching and not able.prefix_caching:
             raise BackendUnavailable(
                 f"attention {wish}: prefix caching is asked for, and prefill={wish.phases[0]}: {WITHOUT}"
             )
     else:
         best = question.by_name(wish.name) if wish.name else question.best()
-        chosen, size = best.backend, best.block_size or 0
-    off = () if chosen.capabilities.prefix_caching else (("prefix caching", WITHOUT), ("chunked prefill", WITHOUT))
-    return Selection(chosen, device.name, size, candidates, off)
+        chosen, size, able = best.backend, best.block_size or 0, best.capabilities
+    off = () if able.prefix_caching else (("prefix caching", WITHOUT), ("chunked prefill", WITHOUT))
+    return Selection(chosen, device.name, size, candidates, off, able)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +140,15 @@ class _Question:
 
     def for_phases(self, prefill_name: str, decode_name: str) -> tuple[type[AttentionBackend], int]:
         """One backend made of two, and the first block size that suits both."""
-        prefill, decode = (self.by_name(name).backend for name in (prefill_name, decode_name))
+        both = [self.by_name(name) for name in (prefill_name, decode_name)]
+        prefill, decode = (one.backend for one in both)
         if prefill is decode:
-            return prefill, fitting(prefill, self.specs, self.block_size)[0] or 0
+            return prefill, both[0].block_size or 0
         refused: dict[str, None] = {}
-        tried = (sizes(one.capabilities, self.block_size) for one in (decode, prefill))
+        tried = (sizes(one.capabilities, self.block_size) for one in reversed(both))
         for size in dict.fromkeys(itertools.chain(*tried)):
-            wrong = [differ for spec in self.specs if (differ := disagreement(prefill, decode, spec, size))]
+            found = (disagreement(prefill, decode, spec, size, self.device) for spec in self.specs)
+            wrong = [differ for differ in found if differ]
             if not wrong:
                 return phased(prefill, decode), size
             refused |= dict.fromkeys(wrong)

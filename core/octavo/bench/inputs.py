@@ -28,7 +28,7 @@ class Attending:
         self, backend: AttentionBackend, new: tuple[Tensor, Tensor, Tensor], cache: Any, batch: AttentionBatch
     ) -> None:
         self._backend, self._new, self._cache = backend, new, cache
-        captured = backend.capabilities.graphs != "none" and batch.decodes == batch.rows
+        captured = backend.capabilities_on(backend.device).graphs != "none" and batch.decodes == batch.rows
         self._plan = backend.plan(batch, batch.rows if captured else None)  # as an engine's captured step has it
         self.answer: Tensor = new[0]
         """Of the last call."""
@@ -64,7 +64,7 @@ class Inputs:
     def attending(self, backend: AttentionBackend) -> Attending:
         """For one backend, over a cache of its own that holds the rows in shuffled blocks."""
         batch, where, size = self.batch, self.query.device, backend.block_size
-        spare = backend.capabilities.spare_slots
+        spare = backend.capabilities_on(backend.device).spare_slots
         blocks = [-(-(context + spare) // size) for context in batch.contexts]
         table = shuffled(blocks).to(where)
         cache = backend.layout.allocate(sum(blocks) + 1, where)

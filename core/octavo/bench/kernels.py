@@ -160,7 +160,7 @@ def _measured(
 def _checked(inputs: Inputs, backend: AttentionBackend, device: Device) -> tuple[Callable[[], None], float]:
     """What is timed, and its error: that of a replay, so that nothing else is timed than what is right."""
     attending = inputs.attending(backend)
-    replay = prepared(device, attending, captured=backend.capabilities.graphs != "none")
+    replay = prepared(device, attending, captured=backend.capabilities_on(device).graphs != "none")
     replay()
     return replay, inputs.error(attending.answer)
 

@@ -14,7 +14,7 @@ from octavo.attention.contract import Capabilities, Feature
 from octavo.attention.phases import parts
 from octavo.conformance import grids
 from octavo.conformance.dirty import bits
-from octavo.conformance.registry import case
+from octavo.conformance.registry import case, lacking
 from octavo.conformance.stage import Row, Stage, Step
 from octavo.conformance.truth import Fault
 
@@ -44,6 +44,8 @@ def declaration(stage: Stage) -> None:
         raise Fault(str(error)) from error
     for fault in _senseless(declared):
         raise Fault(fault)
+    for name, values in lacking(declared, type(stage.backend).capabilities).items():
+        raise Fault(f"{name} {', '.join(values)}: declared for this device, and not at all")
     for refusal in declared.refusals(stage.spec, stage.configuration.block_size):
         raise Fault(f"it refuses what it declares: {refusal}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -114,12 +114,37 @@ def _place(error: Exception) -> str:
     return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}"
 
 
+def capabilities(backend: type[AttentionBackend], device: Device) -> Capabilities:
+    """For that device; where the backend cannot run, all that it declares."""
+    return backend.capabilities if backend.probe(device) else backend.capabilities_on(device)
+
+
+def lacking(whole: Capabilities, part: Capabilities) -> Mapping[str, list[str]]:
+    """What of the one is not in the other, by field."""
+    found: dict[str, list[str]] = {}
+    for name in ("dtypes", "kv_dtypes", "head_sizes", "block_sizes", "features"):
+        there = set(getattr(part, name))
+        found[name] = [_word(one) for one in getattr(whole, name) if there.isdisjoint((one, ...))]
+    for name in ("graphs", "prefix_caching", "batch_invariant"):
+        more, less = getattr(whole, name), getattr(part, name)
+        found[name] = [str(more)] * (more not in (less, "none", False) and less != "all")
+    return {name: values for name, values in found.items() if values}
+
+
+def _word(value: object) -> str:
+    return "any other" if value is ... else str(value).removeprefix("torch.")
+
+
 def trials(backend: type[AttentionBackend], device: Device, only: str | None = None, seed: int = 0) -> list[Trial]:
-    """Every trial that follows from what `backend` declares; `only`: a case's name, or one trial as `str` gives it."""
+    """Every trial that follows from what `backend` declares for `device`.
+
+    `only`: a case's name, or one trial as `str` gives it.
+    """
+    able = capabilities(backend, device)
     found = [
         Trial(case, configuration, backend, device, seed)
         for case in CASES.values()
-        for configuration in case.configurations(backend.capabilities)
+        for configuration in case.configurations(able)
         if not _refuses_pair(backend, configuration)
     ]
     return [trial for trial in found if only in (None, trial.case.name, str(trial))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,8 @@ class Report:
     only: str | None
     """The case or trial that was asked for; None: all."""
     outcomes: tuple[tuple[Trial, Outcome], ...]
+    lacking: Mapping[str, Sequence[str]]
+    """What was not tried, since the backend declares it for other devices alone: by field of `Capabilities`."""
 
     @property
     def failures(self) -> list[tuple[Trial, Outcome]]:
@@ -54,6 +56,9 @@ class Report:
         Of a case that fails in many configurations the first few are told, and how to repeat all of them.
         """
         console.print(self._table())
+        if self.lacking and self.only is None:
+            which = "; ".join(f"{name} {', '.join(values)}" for name, values in self.lacking.items())
+            console.print(f"not declared here: {which}", markup=False, highlight=False, soft_wrap=True)
         for trial, outcome in self.outcomes:
             if outcome.remark:
                 console.print(f"{escape(str(trial))}: {escape(outcome.remark)}", highlight=False, soft_wrap=True)
@@ -85,7 +90,8 @@ class Report:
         own = [(trial, outcome) for trial, outcome in self.outcomes if trial.case.name == case.name]
         passed = [(trial, outcome) for trial, outcome in own if outcome.result == "passed"]
         if self.only is None and not own:
-            yield case.name, "", "", "", "[dim]not declared[/]"
+            here = " here" if self.lacking and case.configurations(self.backend.capabilities) else ""
+            yield case.name, "", "", "", f"[dim]not declared{here}[/]"
         if passed:
             worst = max(
                 (outcome for _, outcome in passed),
@@ -114,6 +120,7 @@ class Report:
             "versions": {"octavo": __version__, "torch": torch.__version__, "python": platform.python_version()},
             "seed": self.seed,
             "passed": not self.failures,
+            "not_declared_here": dict(self.lacking),
             "rows": [self._row(trial, outcome) for trial, outcome in self.outcomes],
         }
 

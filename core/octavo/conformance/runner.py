@@ -17,7 +17,7 @@ from octavo.attention.device import Device
 from octavo.attention.select import choose, choose_device
 from octavo.bench.machine import Fact
 from octavo.conformance.junit import junit
-from octavo.conformance.registry import trials
+from octavo.conformance.registry import capabilities, lacking, trials
 from octavo.conformance.report import Report
 from octavo.plugins import Plugins, plugins
 
@@ -97,7 +97,8 @@ def play(
     with one_thread():
         shown = track(chosen, "conformance", console=console or Console(quiet=True), transient=True)
         outcomes = tuple((trial, trial.run()) for trial in shown)
-    return Report(name or backend.qualified_name(), backend, device.name, seed, only, outcomes)
+    absent = lacking(backend.capabilities, capabilities(backend, device))
+    return Report(name or backend.qualified_name(), backend, device.name, seed, only, outcomes, absent)
 
 
 @contextmanager

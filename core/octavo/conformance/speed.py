@@ -46,7 +46,7 @@ def speed(
 
 def _options(backend: type[AttentionBackend], device: Device) -> Options:
     """The usual shape, as far as the backend declares it."""
-    declared, on_cpu = backend.capabilities, device.torch_device.type == "cpu"
+    declared, on_cpu = backend.capabilities_on(device), device.torch_device.type == "cpu"
     usual = torch.float32 if on_cpu else torch.bfloat16
     dtype = usual if usual in declared.dtypes else declared.dtypes[0]
     kv_dtype = dtype if dtype in declared.kv_dtypes else declared.kv_dtypes[0]

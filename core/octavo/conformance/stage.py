@@ -68,7 +68,7 @@ class Stage:
     def __init__(
         self, backend: type[AttentionBackend], configuration: Configuration, device: Device, seed: int
     ) -> None:
-        self.capabilities = backend.capabilities
+        self.capabilities = backend.capabilities_on(device)
         self.configuration = configuration
         self.spec = spec = configuration.spec
         self.device = device.torch_device

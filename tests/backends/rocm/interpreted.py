@@ -31,8 +31,9 @@ class _Interpreted(ROCmBackend):
     def probe(cls, device: Device) -> str | None:
         return None
 
-    def gpu(self) -> GPU:
-        return GPU(self.architecture, chip_of(type(self), self.architecture).shared_bytes, 8)
+    @classmethod
+    def gpu(cls, device: Device) -> GPU:
+        return GPU(cls.architecture, chip_of(cls, cls.architecture).shared_bytes, 8)
 
 
 class OnMI300X(_Interpreted, FlashDecodingBackend):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from octavo_rocm.backend import FlashDecodingBackend, PagedBackend, ROCmBackend
 from octavo_triton.ahead import batch_of, cache_of, step, there
 from octavo_triton.chips import chips
 from octavo_triton.driver import compiling
-from octavo_triton.reachable import Configuration
+from octavo_triton.reachable import Configuration, configurations
 from octavo_triton.tuning import fitted, tunings
 from tests.backends.compiled import apart, chip_of
 from tests.distributions import spec
@@ -101,11 +102,21 @@ def test_what_takes_too_much_of_the_lds_is_refused_before_anybody_has_the_card(t
         apart(launch_too_large, tmp_path)
 
 
-def test_a_cache_that_triton_cannot_convert_is_refused() -> None:
-    asked = spec(kv_dtype=torch.float8_e4m3fnuz)
-    assert ROCmBackend.refusal(asked, "gfx942") is None
-    for architecture in ("gfx90a", "gfx950", "gfx1100", "gfx1201"):
-        assert ROCmBackend.refusal(asked, architecture) == (
-            f"Triton converts no fp8_e4m3fnuz on {architecture}: KV_CACHE_DTYPE=fp8_e4m3fn is as small"
-        )
-    assert ROCmBackend.refusal(spec(kv_dtype=torch.float8_e5m2), "gfx950") is None
+def test_caches_that_triton_cannot_convert_are_not_for_that_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    fnuz = {torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
+    declared = PagedBackend.capabilities
+    found(monkeypatch, "gfx942:sramecc+:xnack-")
+    assert PagedBackend.capabilities_on(Card()) == declared
+    for name, chip in (("gfx90a", "gfx90a"), ("gfx950", "gfx950"), ("gfx1102", "gfx1100"), ("gfx1200", "gfx1201")):
+        found(monkeypatch, name)
+        able = PagedBackend.capabilities_on(Card())
+        assert set(declared.kv_dtypes) - set(able.kv_dtypes) == fnuz
+        assert able == replace(declared, kv_dtypes=able.kv_dtypes, chip=chip)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_they_are_not_compiled_for_it(backend: type[ROCmBackend]) -> None:
+    for chip in chips(ROCmBackend.folder / "chips.json"):
+        names = [str(one) for one in configurations(backend, chip, complete=True)]
+        assert any("cache float8_e5m2 " in f"{name} " for name in names)
+        assert any("fnuz" in name for name in names) == (chip == "gfx942")
