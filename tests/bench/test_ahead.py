@@ -66,6 +66,15 @@ def installed() -> Plugins:
     return plugins_of(Plugin())
 
 
+class Interrupted(Kernels):
+    """Somebody presses Ctrl-C while it compiles the third."""
+
+    def compile(self, configuration: str, cache: Path) -> Sequence[CompiledKernel]:
+        if configuration == "small":
+            raise KeyboardInterrupt
+        return super().compile(configuration, cache)
+
+
 def compiled(installed: Plugins, tmp_path: Path, **options: object) -> Report:
     return run(Options(**({"targets": (), "cache": tmp_path} | options)), lambda _: None, installed)  # type: ignore[arg-type]
 
@@ -85,6 +94,34 @@ def test_shards_share_out_all_of_it(installed: Plugins, tmp_path: Path) -> None:
     parts = [compiled(installed, tmp_path, shard=Shard(number, 3)).rows for number in (1, 2, 3)]
     assert sorted(map(str, everything)) == sorted(str(row) for part in parts for row in part)
     assert {len(part) for part in parts} == {2, 3}
+
+
+def test_a_share_without_any_is_told(installed: Plugins, tmp_path: Path) -> None:
+    report = compiled(installed, tmp_path, targets=["gfx942"], shard=Shard(9, 9))
+    assert report.rows == []
+    assert "shard 9/9, which is empty: there are 4 configurations" in report.caption()
+    assert compiled(installed, tmp_path, targets=["gfx942"], shard=Shard(4, 9)).workload["shard"] == "4/9"
+
+
+def test_what_was_compiled_before_an_interruption_is_given(
+    installed: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "not whole" not in compiled(installed, tmp_path).caption()
+    monkeypatch.setattr(Compilable, "ahead", lambda: {"gfx942": Interrupted()})
+    report = compiled(installed, tmp_path)
+    assert [row["configuration"] for row in report.rows] == ["plain", "large"]
+    assert "not whole interrupted after 2 of 4 configurations" in report.caption()
+
+
+def test_a_cache_that_cannot_be_written_is_told_before_anything_is_compiled(
+    installed: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(Compilable, "ahead", lambda: {"gfx942": Interrupted()})
+    for folder in ("file", "file/kernels"):
+        with pytest.raises(ValueError, match=f"cache .*{folder} cannot be written: .+. Name another folder"):
+            compiled(installed, tmp_path / folder)
+    assert compiled(installed, tmp_path / "new" / "kernels").rows
 
 
 def test_a_part_can_be_asked_for(installed: Plugins, tmp_path: Path) -> None:
@@ -147,6 +184,13 @@ def test_the_command(installed: Plugins, tmp_path: Path, monkeypatch: pytest.Mon
     assert len(json.loads(file.read_text())["rows"]) == 4
     assert CliRunner().invoke(app, [*words, "--configuration", "odd"]).exit_code == 0
     assert CliRunner().invoke(app, [*words, "--shard", "5/4"]).exit_code == 2
+    empty = CliRunner().invoke(app, [*words, "--shard", "9/9"])
+    assert (empty.exit_code, json.loads(file.read_text())["rows"]) == (0, [])
+    assert "octavo: shard 9/9, which is empty: there are 4 configurations" in empty.stderr
+    monkeypatch.setattr(Compilable, "ahead", lambda: {"gfx942": Interrupted()})
+    stopped = CliRunner().invoke(app, words)
+    assert (stopped.exit_code, len(json.loads(file.read_text())["rows"])) == (130, 2)
+    assert "octavo: this is not all of it: interrupted after 2 of 4 configurations" in stopped.stderr
     nowhere = CliRunner().invoke(app, [*words[:-1], str(tmp_path / "none" / "kernels.json")])
     assert nowhere.exit_code == 2
     assert "there is no folder" in nowhere.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,16 +66,16 @@ class _Absent:
 def compiling(chip: Chip, cache: Path, report: Callable[[Build], None]) -> Iterator[None]:
     """Within, launches compile for `chip`, and each kernel is reported once.
 
-    `cache`: a folder that keeps what was compiled. Raises ValueError where Triton interprets.
+    `cache`: a folder that keeps what was compiled.
     """
-    if knobs.runtime.interpret:
-        raise ValueError("TRITON_INTERPRET is set, with which Triton compiles nothing: unset it")
 
     def compiled(*, src: Any, metadata: dict[str, Any], metadata_group: dict[str, str], times: Any, **_: Any) -> None:
         files = {Path(path).suffix[1:]: Path(path) for path in metadata_group.values()}
         seconds = files["json"].with_name("seconds")
         if not seconds.exists():  # a kernel from the cache keeps its time
-            seconds.write_text(str(times.total / 1e6), encoding="utf-8")
+            own = seconds.with_name(f"seconds.{os.getpid()}")  # others who share the cache must not read half of it
+            own.write_text(str(times.total / 1e6), encoding="utf-8")
+            own.replace(seconds)
         taken = float(seconds.read_text(encoding="utf-8"))
         module = src.fn.__module__.rpartition(".")[2]
         report(

@@ -81,9 +81,13 @@ class GPUBackend(TritonBackend):
 
     @classmethod
     def ahead(cls) -> Mapping[str, AheadOfTime]:
-        """For the architectures in `chips.json`. Raises ImportError where Triton is not installed, or is too old."""
+        """For the architectures in `chips.json`. Raises ImportError where Triton is missing, too old, or interprets."""
         if reason := TritonBackend.triton_fault():
             raise ImportError(reason)
+        from triton import knobs
+
+        if knobs.runtime.interpret:
+            raise ImportError("TRITON_INTERPRET is set, with which Triton compiles nothing: unset it")
         from octavo_triton.ahead import TritonKernels
 
         return {name: TritonKernels(cls, chip) for name, chip in chips(cls.folder / "chips.json").items()}

@@ -280,7 +280,7 @@ class AttentionBackend(ABC):
     def ahead(cls) -> Mapping[str, AheadOfTime]:
         """By target, e.g. "gfx942": its kernels for hardware that need not be here, which `octavo kernels` compiles.
 
-        Raises ImportError where what compiles them is not installed.
+        Raises ImportError, with the reason, where what compiles them is not installed or compiles nothing.
         """
         return {}
 

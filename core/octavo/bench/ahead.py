@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from octavo.attention.ahead import AheadOfTime
 from octavo.attention.installed import backends
@@ -60,22 +61,48 @@ class Options:
 
 
 def run(options: Options, progress: Callable[[str], None], installed: Plugins) -> Report:
-    """Compile; what fails is a row with a fault. Raises ValueError for a target or a backend that nobody has."""
-    jobs = _jobs(options, installed)[options.shard.number - 1 :: options.shard.count]
+    """Compile; what fails is a row with a fault. Interrupted, it gives what it has, and `workload` says so.
+
+    Raises ValueError for a target or a backend that nobody has, and for a cache that cannot be written.
+    """
+    everything = _jobs(options, installed)
+    _check_writable(options.cache)
+    shard = options.shard
+    jobs = everything[shard.number - 1 :: shard.count]
     rows: list[dict[str, Fact]] = []
-    for number, (kernels, configuration) in enumerate(jobs, start=1):
-        progress(f"{number} of {len(jobs)}: {kernels.target}, {kernels.backend}, {configuration}")
-        where: dict[str, Fact] = {"target": kernels.target, "backend": kernels.backend}
-        try:
-            rows += [where | asdict(one) for one in kernels.ahead.compile(configuration, options.cache)]
-        except Exception as error:  # whatever a compiler says: the others are compiled
-            rows.append(where | {"configuration": configuration, "fault": describe(error)})
+    done = 0
+    try:
+        for kernels, configuration in jobs:
+            progress(f"{done + 1} of {len(jobs)}: {kernels.target}, {kernels.backend}, {configuration}")
+            rows += _compiled(kernels, configuration, options.cache)
+            done += 1
+    except KeyboardInterrupt:
+        pass
+    empty = "" if jobs else f", which is empty: there are {len(everything)} configurations"
     workload: dict[str, Fact] = {
         "targets": ", ".join(dict.fromkeys(kernels.target for kernels, _ in jobs)),
         "configurations": f"{len(jobs)}, {'every declared value' if options.complete else 'those most unlike'}",
-        "shard": None if options.shard.count == 1 else f"{options.shard.number}/{options.shard.count}",
+        "shard": None if shard.count == 1 else f"{shard.number}/{shard.count}{empty}",
+        "not whole": None if done == len(jobs) else f"interrupted after {done} of {len(jobs)} configurations",
     }
     return Report(bench="compiled", versions=versions() | compiler(), workload=workload, rows=rows)
+
+
+def _check_writable(cache: Path) -> None:
+    """Now, and not once for each configuration."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=cache).close()
+    except OSError as error:
+        raise ValueError(f"cache {cache} cannot be written: {error.strerror}. Name another folder") from None
+
+
+def _compiled(kernels: Kernels, configuration: str, cache: Path) -> list[dict[str, Fact]]:
+    where: dict[str, Fact] = {"target": kernels.target, "backend": kernels.backend}
+    try:
+        return [where | asdict(one) for one in kernels.ahead.compile(configuration, cache)]
+    except Exception as error:  # whatever a compiler says: the others are compiled
+        return [where | {"configuration": configuration, "fault": describe(error)}]
 
 
 def compiler() -> dict[str, Fact]:

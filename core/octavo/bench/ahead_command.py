@@ -57,7 +57,8 @@ def compile_kernels(
 ) -> None:
     """Compile attention kernels ahead of time, in every configuration that a model can make a backend choose.
 
-    Exits with 1 if one does not compile, or takes more shared memory than its target has.
+    Exits with 1 if one does not compile, or takes more shared memory than its target has, with 130 when it was
+    interrupted: then table and file have what was compiled until then.
     """
     from octavo.bench.ahead import Options, Shard, run
     from octavo.plugins import plugins
@@ -76,6 +77,11 @@ def compile_kernels(
     faults = [row for row in report.rows if "fault" in row]
     for row in faults:
         typer.echo(f"octavo: {row['target']}, {row['backend']}, {row['configuration']}: {row['fault']}", err=True)
+    if not report.rows and (empty := report.workload["shard"]):
+        typer.echo(f"octavo: shard {empty}", err=True)
+    if unfinished := report.workload["not whole"]:
+        typer.echo(f"octavo: this is not all of it: {unfinished}", err=True)
+        raise typer.Exit(130)
     if faults:
         raise typer.Exit(1)
 

@@ -120,3 +120,9 @@ def test_they_are_not_compiled_for_it(backend: type[ROCmBackend]) -> None:
         names = [str(one) for one in configurations(backend, chip, complete=True)]
         assert any("cache float8_e5m2 " in f"{name} " for name in names)
         assert any("fnuz" in name for name in names) == (chip == "gfx942")
+
+
+def test_where_triton_interprets_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ImportError, match="TRITON_INTERPRET is set, with which Triton compiles nothing: unset it"):
+        PagedBackend.ahead()
