@@ -119,7 +119,7 @@ def test_the_example_knows_what_a_stranger_is_told_of() -> None:
 
 
 def test_the_cache_bookkeeping_is_all_under_contract(contracts: dict[str, Contract], graph: grimp.ImportGraph) -> None:
-    """Only layouts, their dtypes and scales may know tensors: a new module of octavo.kv is to be listed in the contract."""
+    """Layouts, their dtypes and scales may know tensors: another new module is to be listed in the contract."""
     listed = {str(module) for module in contracts["scheduling-touches-no-tensor"].source_modules}  # type: ignore[attr-defined]
     knowing = {"octavo.kv.layout", "octavo.kv.dtypes", "octavo.kv.scales"}
     assert graph.find_children("octavo.kv") - knowing <= listed

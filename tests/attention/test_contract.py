@@ -42,8 +42,8 @@ class Backend(AttentionBackend):
         ({"kv_heads": 3}, "8 query heads cannot share 3 key heads"),
         ({"kv_heads": 16}, "8 query heads cannot share 16 key heads"),
         ({"window": 0}, "window is 0, it must be at least 1"),
-        ({"alibi_slopes": (0.5,) * 2}, "2 ALiBi slopes are given, it must be one a query head: 8"),
-        ({"alibi_slopes": (0.5,) * 7 + (math.nan,)}, "ALiBi slopes are .*nan.*, each must be finite"),
+        ({"alibi_slopes": (0.5,) * 2}, r"slopes are \(0.5, 0.5\), it must be 8 finite numbers"),
+        ({"alibi_slopes": (0.5,) * 7 + (math.nan,)}, "slopes are .*nan.*, it must be 8 finite numbers"),
     ],
 )
 def test_a_spec_that_makes_no_sense_is_refused(given_values: dict[str, Any], message: str) -> None:

@@ -78,13 +78,9 @@ class AttentionSpec:
             )
         if self.softcap is not None and self.softcap <= 0:
             raise ValueError(f"softcap is {self.softcap}, it must be above 0; None means no cap")
-        if self.alibi_slopes is not None:
-            if len(self.alibi_slopes) != self.heads:
-                raise ValueError(
-                    f"{len(self.alibi_slopes)} ALiBi slopes are given, it must be one a query head: {self.heads}"
-                )
-            if not all(map(isfinite, self.alibi_slopes)):
-                raise ValueError(f"ALiBi slopes are {self.alibi_slopes}, each must be finite")
+        slopes = self.alibi_slopes
+        if slopes is not None and not (len(slopes) == self.heads and all(map(isfinite, slopes))):
+            raise ValueError(f"ALiBi slopes are {slopes}, it must be {self.heads} finite numbers, one a query head")
 
     @property
     def group(self) -> int:
