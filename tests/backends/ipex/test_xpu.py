@@ -30,8 +30,11 @@ def spec_in(
 
 @BOTH
 @DTYPES
-def test_prompts_and_rows_that_decode(kind: type[IPEXBackend], size: int, dtype: torch.dtype, limit: float) -> None:
-    step = Step(kind, [700, 64, 1, 130], [1, 1, 1, 130], size, spec=spec_in(dtype))
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_prompts_and_rows_that_decode(
+    kind: type[IPEXBackend], size: int, dtype: torch.dtype, limit: float, softcap: float | None
+) -> None:
+    step = Step(kind, [700, 64, 1, 130], [1, 1, 1, 130], size, spec=spec_in(dtype, softcap=softcap), spread=3.0)
     step.check(step.attend(), limit)
 
 
