@@ -173,7 +173,7 @@ def test_the_preferred_block_size_gives_way_to_the_layout() -> None:
     """16 bytes of float32 are 4 elements: slot/x takes blocks of 8, not of 6."""
     packed = backend(can={"block_sizes": (6, 8)}, layout_type=Axes("block head dim slot/x x"))
     assert select(packed).block_size == 8
-    with pytest.raises(BackendUnavailable, match=r"its layout does not take blocks of 6: axis slot/x .*6 is not"):
+    with pytest.raises(BackendUnavailable, match=r"it has no layout for blocks of 6: axis slot/x .*6 is not"):
         select(packed, block_size=6)
 
 

@@ -119,5 +119,5 @@ def _refusals(backend: type[AttentionBackend], able: Capabilities, spec: Attenti
         try:
             backend.layout_type(spec, block_size)
         except ValueError as error:
-            refusals = [f"its layout does not take blocks of {block_size}: {error}"]
+            refusals = [f"it has no layout for blocks of {block_size}: {error}"]
     return refusals
