@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from octavo.attention.contract import Capabilities
+from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec, Capabilities
+from octavo.attention.device import Device
+from octavo.attention.phases import phased
 from octavo.kv.dtypes import Unmixed
-from octavo.kv.layout import LayoutType
+from octavo.kv.layout import KVCache, LayoutType
 from octavo_ipex import library
 from octavo_ipex.base import OFF, IPEXBackend, Pair
 from octavo_ipex.layout import FP8, CPULayout, word
 from octavo_ipex.rows import Rows
+from octavo_reference.backend import ReferenceBackend
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _HEAD_SIZES = (64, 72, 80, 96, 112, 128, 160, 192, 256, 32, 40)
@@ -25,6 +29,18 @@ class CPUBackend(IPEXBackend):
     platform = "ipex"
     build = library.CPU
     layout_type: ClassVar[LayoutType] = Unmixed(CPULayout.of, pairs=((torch.float32, FP8), (torch.bfloat16, FP8)))
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        block_size: int,
+        device: Device,
+        options: Mapping[str, Any] | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        """As its base."""
+        super().__init__(spec, block_size, device, options, sinks)
+        self._slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes)
 
     def _attend(self, out: Tensor, query: Tensor, new: Pair, held: Pair, rows: Rows) -> None:
         self._operators.flash_attn_varlen_func(
@@ -40,7 +56,7 @@ class CPUBackend(IPEXBackend):
         """
         self._operators.single_query_cached_kv_attention(
             out, query, *held, rows.contexts, self.spec.scale, rows.table, rows.contexts, self.block_size,
-            rows.longest, None, rows.longest, 1.0, 1.0, self._softcap,
+            rows.longest, self._slopes, rows.longest, 1.0, 1.0, self._softcap,
         )  # fmt: skip
 
 
@@ -55,13 +71,41 @@ class FlashDecodingBackend(CPUBackend):
 
 
 class PagedBackend(CPUBackend):
-    """Small blocks; rows that decode go to the kernel for single queries where that is right and faster."""
+    """Small blocks; rows that decode go to the kernel for single queries where that is right and faster.
+
+    It is the library's only kernel with ALiBi: with that, other rows go to PyTorch.
+    """
 
     name = "paged"
     capabilities = Capabilities(  # a block that does not divide 128 breaks the heap of the kernel for single queries
         dtypes=_FLOATS, kv_dtypes=(*_FLOATS, FP8), head_sizes=_HEAD_SIZES, block_sizes=(16, 32, 64, 128),
-        features=frozenset({"window", "softcap"}), prefix_caching=True,
+        features=frozenset({"window", "softcap", "alibi"}), prefix_caching=True,
     )  # fmt: skip
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        block_size: int,
+        device: Device,
+        options: Mapping[str, Any] | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        """As its base."""
+        super().__init__(spec, block_size, device, options, sinks)
+        self._biased: AttentionBackend | None = None
+        if spec.alibi_slopes is not None:
+            alone = spec.features == {"alibi"} and self._unmixed()
+            self._biased = (phased(_Prompts, _Decodes) if alone else _Prompts)(spec, block_size, device)
+
+    def plan(self, batch: AttentionBatch, bucket: int | None = None) -> Any:
+        """As its base."""
+        return super().plan(batch, bucket) if self._biased is None else self._biased.plan(batch)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, plan: Any, layer: int) -> Tensor:
+        """As the contract says; zeros for rows of padding."""
+        if self._biased is None:
+            return super().attend(query, key, value, cache, plan, layer)
+        return self._biased.attend(query, key, value, cache, plan, layer)
 
     def decodes_alone(self) -> bool:
         """Not with a window, where it errs as soon as 128 tokens are hidden, nor with float32 over a cache of bytes.
@@ -70,8 +114,29 @@ class PagedBackend(CPUBackend):
         over a cache of bytes, and where there is AVX-512.
         """
         spec = self.spec
-        unmixed = spec.kv_dtype != FP8 or spec.dtype == torch.bfloat16
-        if spec.features or not unmixed:
+        if spec.features or not self._unmixed():
             return False
         fast = spec.dtype == torch.float16 or spec.kv_dtype == FP8
         return fast or torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+    def _unmixed(self) -> bool:
+        """Can the kernel for single queries read this cache with these queries?"""
+        return self.spec.kv_dtype != FP8 or self.spec.dtype == torch.bfloat16
+
+
+class _Decodes(CPUBackend):
+    """Of a layer with ALiBi, rows that decode."""
+
+    name = "paged, rows that decode"
+    capabilities = PagedBackend.capabilities
+
+    def decodes_alone(self) -> bool:
+        return True
+
+
+class _Prompts(ReferenceBackend):
+    """Of a layer with ALiBi, any rows."""
+
+    name = "paged, prompts"
+    capabilities = PagedBackend.capabilities
+    layout_type: ClassVar[LayoutType] = CPUBackend.layout_type

@@ -59,8 +59,12 @@ def single_query_cached_kv_attention(
     if window >= 0 and softcap != -1:
         raise RuntimeError("soft cap with a window")
     demand(window < 0 or window >= longest, "partitions that a window hides count with a logit of 0")
+    if slopes is not None:
+        demand(
+            slopes.dtype == torch.float32 and slopes.shape == query.shape[1:2], "a float32 slope for each query head"
+        )
     starts = torch.arange(rows + 1, dtype=torch.int32)
-    attend(out, query, keys, values, starts, contexts, table, scale, None, softcap, word_of(keys))
+    attend(out, query, keys, values, starts, contexts, table, scale, None, softcap, word_of(keys), slopes)
     return out
 
 
@@ -96,7 +100,7 @@ def check_cache(keys: Tensor, values: Tensor, word: str) -> None:
 
 def attend(
     out: Tensor, query: Tensor, keys: Tensor, values: Tensor, starts: Tensor, contexts: Tensor, table: Tensor,
-    scale: float, window: int | None, softcap: float, word: str,
+    scale: float, window: int | None, softcap: float, word: str, slopes: Tensor | None = None,
 ) -> None:  # fmt: skip
     check_cache(keys, values, word)
     demand(query.is_contiguous() and out.is_contiguous(), "tokens lie one behind the other")
@@ -114,7 +118,7 @@ def attend(
         blocks = blocks_of(table[row], context, size, len(keys), end - start)
         held = [torch.cat([cache[block] for block in blocks], 1)[:, :context] for cache in (keys, values)]
         key, value = (one.transpose(0, 1) for one in held)
-        out[start:end] = answer(query[start:end], key, value, scale, window, softcap).to(out.dtype)
+        out[start:end] = answer(query[start:end], key, value, scale, window, softcap, slopes).to(out.dtype)
 
 
 def blocks_of(table: Tensor, context: int, size: int, room: int, queries: int) -> list[int]:
@@ -126,13 +130,17 @@ def blocks_of(table: Tensor, context: int, size: int, room: int, queries: int) -
     return blocks
 
 
-def answer(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float) -> Tensor:
+def answer(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float,
+    slopes: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Of the last queries [queries, heads, size], causal, to key and value [context, kv_heads, size]; float64."""
     queries, context, group = len(query), len(key), query.shape[1] // key.shape[1]
     key, value = (one.double().repeat_interleave(group, dim=1) for one in (key, value))
     scores = scale * torch.einsum("qhd,khd->hqk", query.double(), key)
     scores = softcap * torch.tanh(scores / softcap) if softcap > 0 else scores
     behind = torch.arange(context - queries, context)[:, None] - torch.arange(context)
+    scores = scores if slopes is None else scores - slopes.double()[:, None, None] * behind
     seen = (behind >= 0) & (behind < (window or context))
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, value)

@@ -24,6 +24,14 @@ def test_rows_that_begin_with_the_same_block_are_no_beams() -> None:
     step.check(step.attend())
 
 
+@pytest.mark.parametrize("contexts", [[40, 41, 50, 60, 33], [600, 300, 129, 128, 257]])
+def test_no_beams_with_biases_either(contexts: list[int]) -> None:
+    """Slopes as if for other heads, in contexts of several partitions of the kernel too."""
+    slopes = tuple(0.3 / (1 + head) for head in range(8))
+    step = Step(PagedBackend, contexts, [1] * 5, shared=2, spec=spec_of(alibi_slopes=slopes))
+    step.check(step.attend())
+
+
 @BOTH
 def test_what_a_window_hides_counts_for_nothing(kind: type[IPEXBackend]) -> None:
     """Where logits are low, and whole partitions are hidden."""
