@@ -6,7 +6,7 @@ that leak, padding that writes, plans that go stale, features that are declared 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -99,6 +99,9 @@ class MaskedBlocks(Narrow):
     def visible(self, new: int, context: int) -> Tensor:
         seen = super().visible(new, self.context)
         return torch.nn.functional.pad(seen, (0, context - self.context))
+
+    def bias(self, slopes: Sequence[float], new: int, context: int) -> Tensor:
+        return torch.nn.functional.pad(super().bias(slopes, new, self.context), (0, context - self.context))
 
 
 @fault("weight 0 times NaN value", "decode", "prefill", "padding")

@@ -33,7 +33,7 @@ from octavo.models.support import refusals
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _LONGEST = {"bloom": ("seq_length", 2048), "mpt": ("max_seq_len", None)}
 """What architectures call max_position_embeddings, and what it is where they leave it out. BLOOM was trained on 2048
-tokens at a time (arXiv 2211.05100, table 3)."""
+tokens at a time (arXiv 2211.05100)."""
 
 
 @dataclass(frozen=True, slots=True)
