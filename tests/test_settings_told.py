@@ -24,7 +24,7 @@ WRONG = {
     "prefix_caching": ("perhaps", BOOLEAN),
     "kv_cache_dtype": (
         "fp8",
-        "it must be auto, float32, float16, bfloat16, fp8_e4m3fn, fp8_e5m2, fp8_e4m3fnuz or fp8_e5m2fnuz",
+        "it must be auto, float32, float16, bfloat16, fp8_e4m3fn, fp8_e5m2 or fp8_e4m3fnuz",
     ),
     "block_size": ("-1", POSITIVE),
     "max_batch_total_tokens": ("lots", POSITIVE),

@@ -12,10 +12,11 @@ from octavo_triton.gpu import GPU, GPUBackend, capabilities
 from octavo_triton.layout import PAGED, TOKEN_MAJOR
 from octavo_triton.tuning import tunings
 
-_FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, *_FNUZ)
+_FNUZ = torch.float8_e4m3fnuz
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, _FNUZ)
 """gfx942 has instructions that convert those with one zero (fnuz, arXiv 2206.02915), gfx950 and gfx1201 those of the
-Open Compute Project. Triton converts the latter by shifts and a product elsewhere, fnuz on no other chip."""
+Open Compute Project. Triton converts the latter by shifts and a product elsewhere; e4m3fnuz on no other chip, and
+float32 to e5m2fnuz on none."""
 _ALIKE = {"gfx1101": "gfx1100", "gfx1102": "gfx1100", "gfx1200": "gfx1201"}
 """Smaller chips of a generation, whose processors are the same."""
 
@@ -44,7 +45,7 @@ class ROCmBackend(GPUBackend):
     @classmethod
     def missing(cls, architecture: str) -> Collection[torch.dtype]:
         """Where Triton aborts, or takes one kind for the other."""
-        return () if architecture == "gfx942" else _FNUZ
+        return () if architecture == "gfx942" else (_FNUZ,)
 
     @classmethod
     def gpu(cls, device: Device) -> GPU:

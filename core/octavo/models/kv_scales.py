@@ -29,7 +29,7 @@ _NAMES = {
 }
 """Behind the name of a layer's attention, the first that is there: TGI's and vLLM's, ModelOpt's, its of a merged
 projection, Quark's and older compressed-tensors', and AutoFP8's one for both."""
-_COARSER = {torch.float8_e4m3fn: torch.float8_e5m2, torch.float8_e4m3fnuz: torch.float8_e5m2fnuz}
+_COARSER = dict.fromkeys((torch.float8_e4m3fn, torch.float8_e4m3fnuz), torch.float8_e5m2)
 """What holds larger numbers."""
 _ENDS = tuple({f".{name}" for names in _NAMES.values() for name in names})
 

@@ -73,9 +73,7 @@ class Cache(SettingsGroup):
         None,
         description="Reuse the keys and values of prompts that begin alike. Unset: wherever the backend can.",
     )
-    kv_cache_dtype: Literal[
-        "auto", "float32", "float16", "bfloat16", "fp8_e4m3fn", "fp8_e5m2", "fp8_e4m3fnuz", "fp8_e5m2fnuz"
-    ] = Field(
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3fn", "fp8_e5m2", "fp8_e4m3fnuz"] = Field(
         "auto",
         description="Of cached keys and values. auto: as dtype. fp8: half as large, scaled as the checkpoint says.",
     )
