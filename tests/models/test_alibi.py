@@ -1,5 +1,6 @@
 """BLOOM and MPT: the slopes that their layers ask for, and what of them is not served. Their tokens: tests/engine."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from octavo.attention.wish import BackendUnavailable
 from octavo.models.bridge import UnsupportedModel, groups, inspect
 from octavo.models.load import load
 from octavo.models.pack import pack
+from octavo_reference.backend import ReferenceBackend
 from tests import checkpoints
+from tests.distributions import Offers, plugins_of
 
 
 def slopes(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[float, ...] | None:
@@ -56,9 +59,16 @@ def test_with_another_attention_function_layers_are_transformers_own(architectur
         inspect(model)
 
 
+class Unbiased(ReferenceBackend):
+    name = "unbiased"
+    platform = "test"
+    capabilities = replace(ReferenceBackend.capabilities, features=frozenset({"window"}))
+
+
 def test_a_backend_without_biases_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BackendUnavailable, match="the model needs alibi: it supports sinks, softcap, window"):
-        LLM(checkpoints.make("bloom", tmp_path), attention="cpu/flashdecoding", device="cpu", progress=False)
+    plugins = plugins_of(Offers([Unbiased], []))
+    with pytest.raises(BackendUnavailable, match="the model needs alibi: it supports window"):
+        LLM(checkpoints.make("bloom", tmp_path), attention="unbiased", device="cpu", plugins=plugins, progress=False)
 
 
 def test_blooms_products_in_slices_are_whole(tmp_path: Path) -> None:

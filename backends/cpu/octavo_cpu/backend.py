@@ -58,7 +58,7 @@ class FlashDecodingBackend(ReferenceBackend):
         kv_dtypes=_ELEMENTS,
         head_sizes=tuple(range(_LANES, 513, _LANES)),
         block_sizes=(32, ...),
-        features=frozenset({"window", "softcap", "sinks"}),
+        features=frozenset({"window", "softcap", "sinks", "alibi"}),
         prefix_caching=True,
         batch_invariant=True,
     )
@@ -76,6 +76,7 @@ class FlashDecodingBackend(ReferenceBackend):
         self.refuse(options or {})
         self._kernel = _kernel()
         super().__init__(spec, block_size, device, None, sinks)
+        self._slopes_at = None if self._slopes is None else self._slopes.data_ptr()
 
     @classmethod
     def probe(cls, device: Device) -> str | None:
@@ -108,7 +109,7 @@ class FlashDecodingBackend(ReferenceBackend):
             plan.shape,
             *_strided(query), cache.keys[layer].data_ptr(), cache.values[layer].data_ptr(),
             plan.table.data_ptr(), plan.contexts.data_ptr(), plan.rows, plan.parts,
-            None if sinks is None else sinks.data_ptr(), plan.scratch.data_ptr(), out.data_ptr(),
+            None if sinks is None else sinks.data_ptr(), self._slopes_at, plan.scratch.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         return out.to(dtype)
 
@@ -141,7 +142,7 @@ def _kernel() -> Any:
     strided = (pointer, number, number)
     library.part_floats.argtypes, library.part_floats.restype = (shape,), number
     library.decode.restype = None
-    library.decode.argtypes = (shape, *strided, *[pointer] * 4, number, number, *[pointer] * 3)
+    library.decode.argtypes = (shape, *strided, *[pointer] * 4, number, number, *[pointer] * 4)
     return library
 
 

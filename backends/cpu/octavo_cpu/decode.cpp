@@ -220,7 +220,7 @@ extern "C" int64_t part_floats(const Shape* s) {
 template <typename T>
 static void decode_from(const Shape& s, const float* query, int64_t row_stride, int64_t head_stride, const T* keys,
                         const T* values, const int32_t* table, const int32_t* contexts, int64_t rows, int64_t parts,
-                        const float* sinks, float* scratch, float* out) {
+                        const float* sinks, const float* slopes, float* scratch, float* out) {
   const int group = static_cast<int>(s.heads / s.kv_heads), size = static_cast<int>(s.size);
   const int block = static_cast<int>(s.block_size), stride = static_cast<int>(line_floats(block));
   const int64_t slab = part_floats(&s), tasks = rows * s.kv_heads * parts;
@@ -263,6 +263,11 @@ static void decode_from(const Shape& s, const float* query, int64_t row_stride, 
         float* line = scores + g * stride;
         if (s.softcap > 0)
           for (int t = 0; t < count; ++t) line[t] = s.softcap * std::tanh(line[t] / s.softcap);
+        if (slopes != nullptr) {
+          const float slope = slopes[head * group + g];
+          const int64_t behind = context - 1 - number * block - begin;  // the first of these keys, behind the query
+          for (int t = 0; t < count; ++t) line[t] -= slope * static_cast<float>(behind - t);
+        }
         const float peak = std::max(peaks[g], largest(line, count));
         const float shrink = std::exp(peaks[g] - peak);
         if (shrink != 1.0f)
@@ -297,14 +302,14 @@ static void decode_from(const Shape& s, const float* query, int64_t row_stride, 
 }
 
 // query: rows of heads of size elements, with strides between rows and between heads; out: the same, packed; scratch: rows *
-// kv_heads * parts * part_floats. A row of context 0 gives zeros. sinks: heads, or null.
+// kv_heads * parts * part_floats. A row of context 0 gives zeros. sinks, slopes (ALiBi's): heads, or null.
 extern "C" void decode(const Shape* shape, const float* query, int64_t row_stride, int64_t head_stride, const void* keys,
                        const void* values, const int32_t* table, const int32_t* contexts, int64_t rows, int64_t parts,
-                       const float* sinks, float* scratch, float* out) {
+                       const float* sinks, const float* slopes, float* scratch, float* out) {
   const auto from = [&](auto element) {
     using T = decltype(element);
     decode_from(*shape, query, row_stride, head_stride, static_cast<const T*>(keys), static_cast<const T*>(values), table,
-                contexts, rows, parts, sinks, scratch, out);
+                contexts, rows, parts, sinks, slopes, scratch, out);
   };
   if (shape->element == 0) from(float{});
   if (shape->element == 1) from(BFloat16{});
