@@ -99,7 +99,7 @@ def test_shards_share_out_all_of_it(installed: Plugins, tmp_path: Path) -> None:
 def test_a_share_without_any_is_told(installed: Plugins, tmp_path: Path) -> None:
     report = compiled(installed, tmp_path, targets=["gfx942"], shard=Shard(9, 9))
     assert report.rows == []
-    assert "shard 9/9, which is empty: there are 4 configurations" in report.caption()
+    assert "shard 9/9, which has none of 4 configurations" in report.caption()
     assert compiled(installed, tmp_path, targets=["gfx942"], shard=Shard(4, 9)).workload["shard"] == "4/9"
 
 
@@ -186,7 +186,7 @@ def test_the_command(installed: Plugins, tmp_path: Path, monkeypatch: pytest.Mon
     assert CliRunner().invoke(app, [*words, "--shard", "5/4"]).exit_code == 2
     empty = CliRunner().invoke(app, [*words, "--shard", "9/9"])
     assert (empty.exit_code, json.loads(file.read_text())["rows"]) == (0, [])
-    assert "octavo: shard 9/9, which is empty: there are 4 configurations" in empty.stderr
+    assert "octavo: shard 9/9, which has none of 4 configurations" in empty.stderr
     monkeypatch.setattr(Compilable, "ahead", lambda: {"gfx942": Interrupted()})
     stopped = CliRunner().invoke(app, words)
     assert (stopped.exit_code, len(json.loads(file.read_text())["rows"])) == (130, 2)

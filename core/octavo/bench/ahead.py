@@ -78,9 +78,9 @@ def run(options: Options, progress: Callable[[str], None], installed: Plugins) -
             done += 1
     except KeyboardInterrupt:
         pass
-    empty = "" if jobs else f", which is empty: there are {len(everything)} configurations"
+    empty = "" if jobs else f", which has none of {len(everything)} configurations"
     workload: dict[str, Fact] = {
-        "targets": ", ".join(dict.fromkeys(kernels.target for kernels, _ in jobs)),
+        "targets": ", ".join(dict.fromkeys(kernels.target for kernels, _ in jobs)) or None,
         "configurations": f"{len(jobs)}, {'every declared value' if options.complete else 'those most unlike'}",
         "shard": None if shard.count == 1 else f"{shard.number}/{shard.count}{empty}",
         "not whole": None if done == len(jobs) else f"interrupted after {done} of {len(jobs)} configurations",
