@@ -52,6 +52,22 @@ def test_mpt_without_position_biases_is_refused(tmp_path: Path) -> None:
         load(checkpoints.make("mpt", tmp_path, attn_config={"alibi": False}), progress=False)
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type=multiquery_attention"),
+        ({"attn_config": {"qk_ln": True}}, "qk_ln=True"),
+        ({"attn_config": {"prefix_lm": True}}, "prefix_lm=True"),
+        ({"no_bias": False}, "no_bias=False"),
+        ({"norm_type": "rmsnorm"}, "norm_type=rmsnorm"),
+        ({"logit_scale": "inv_sqrt_d_model"}, "logit_scale=inv_sqrt_d_model"),
+    ],
+)
+def test_what_transformers_mpt_passes_over_is_refused(settings: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=f"MptForCausalLM passes over its {told}$"):
+        load(checkpoints.make("mpt", tmp_path, **settings), progress=False)
+
+
 @pytest.mark.parametrize("architecture", ["bloom", "mpt"])
 def test_with_another_attention_function_layers_are_transformers_own(architecture: str, tmp_path: Path) -> None:
     model = load(checkpoints.make(architecture, tmp_path), attention="eager", progress=False).model

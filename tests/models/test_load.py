@@ -73,6 +73,29 @@ def test_an_incomplete_checkpoint_names_what_is_missing(tmp_path: Path) -> None:
         load(tmp_path, attention="sdpa", progress=False)
 
 
+def test_weights_of_other_shapes_are_named(tmp_path: Path) -> None:
+    file = checkpoints.make("llama", tmp_path) / "model.safetensors"
+    weights = load_file(file)
+    weights["model.norm.weight"] = weights["model.norm.weight"][:5].clone()
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"1 weights of other shapes than its model, model.norm.weight \(5,\) instead of"
+    ):
+        load(tmp_path, attention="sdpa", progress=False)
+
+
+def test_weights_that_are_not_used_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = checkpoints.make("llama", tmp_path) / "model.safetensors"
+    weights = load_file(file) | {"model.layers.0.self_attn.k_scale": torch.ones(1)}  # octavo's affair
+    save_file(weights, file, metadata={"format": "pt"})
+    load(tmp_path, progress=False)
+    assert not caplog.messages
+    save_file(weights | {"model.extra.weight": torch.ones(3)}, file, metadata={"format": "pt"})
+    load(tmp_path, progress=False)
+    assert "1 weights of" in caplog.text
+    assert "are not used, model.extra.weight among them: transformers' LlamaForCausalLM does not" in caplog.text
+
+
 def test_progress_and_silence(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
     load(llama, attention="sdpa", progress=False)
     assert capfd.readouterr() == ("", "")
@@ -253,6 +276,13 @@ def test_falcon_without_position_biases_has_one_reason_less() -> None:
 def test_an_architecture_that_transformers_does_not_know(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "from_tomorrow"}))
     with pytest.raises(UnsupportedModel, match=r"does not know the architecture.*from_tomorrow"):
+        load(tmp_path, progress=False)
+
+
+def test_a_configuration_that_makes_no_sense_to_transformers(tmp_path: Path) -> None:
+    config = {"model_type": "mpt", "attn_config": {"attn_type": "grouped_query_attention"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=r"not take the configuration of .*got grouped_query_attention"):
         load(tmp_path, progress=False)
 
 

@@ -31,7 +31,8 @@ _NAMES = {
 projection, Quark's and older compressed-tensors', and AutoFP8's one for both."""
 _COARSER = dict.fromkeys((torch.float8_e4m3fn, torch.float8_e4m3fnuz), torch.float8_e5m2)
 """What holds larger numbers."""
-_ENDS = tuple({f".{name}" for names in _NAMES.values() for name in names})
+ENDS = tuple({f".{name}" for names in _NAMES.values() for name in names})
+"""Of their names."""
 
 
 def find_scales(
@@ -71,7 +72,7 @@ def _read(files: Sequence[Path]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in files:
         with safe_open(file, framework="pt") as opened:
-            tensors |= {name: opened.get_tensor(name) for name in opened.keys() if name.endswith(_ENDS)}  # noqa: SIM118
+            tensors |= {name: opened.get_tensor(name) for name in opened.keys() if name.endswith(ENDS)}  # noqa: SIM118
     return tensors
 
 

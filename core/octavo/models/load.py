@@ -1,6 +1,7 @@
 """Loading a model: from a folder, a GGUF file, a hub name, or random weights for a configuration."""
 
 import json
+import logging
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, cast
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -26,9 +28,12 @@ from transformers.utils.hub import cached_file
 from octavo.models.alibi import route
 from octavo.models.bridge import ATTENTION_NAME, UnsupportedModel
 from octavo.models.gguf import read_tokenizer
+from octavo.models.kv_scales import ENDS
 from octavo.models.quiet import quiet
 from octavo.models.source import ModelNotFound, Source, configuration_at, find
 from octavo.models.support import refusals
+
+logger = logging.getLogger(__name__)
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _LONGEST = {"bloom": ("seq_length", 2048), "mpt": ("max_seq_len", None)}
@@ -65,13 +70,13 @@ def load(
     device: torch.device | str = "cpu",
     revision: str | None = None,
     trust_remote_code: bool = False,
-    attention: str = ATTENTION_NAME,
+    attention: str | None = ATTENTION_NAME,
     progress: bool = True,
 ) -> LoadedModel:
     """Load a causal language model from a folder, a `.gguf` file or a hub name.
 
     `dtype` is that of the weights, `auto` the checkpoint's own (float32 for GGUF, whose quantized weights are made
-    dense). `attention` names an entry of transformers' attention interface.
+    dense). `attention` names an entry of transformers' attention interface, None the one that it prefers.
     Raises `ModelNotFound`, `UnsupportedModel` before any weight is read, or ValueError for a damaged file.
     """
     source = find(model, {"revision": revision, "trust_remote_code": trust_remote_code})
@@ -95,7 +100,7 @@ def load_random(
     device: torch.device | str = "cpu",
     seed: int = 0,
     trust_remote_code: bool = False,
-    attention: str = ATTENTION_NAME,
+    attention: str | None = ATTENTION_NAME,
 ) -> LoadedModel:
     """Build a model with random weights from a configuration, or from the folder or file that has it.
 
@@ -136,6 +141,11 @@ def _read_config(source: Source) -> PreTrainedConfig:
             f"there is no folder {Path(source.location).absolute()}, and the hub's {source.location} could not be had "
             f"({_first_line(error)}); give the path of a folder or a .gguf file, or download it where there is a "
             f"network (hf download {source.location} --local-dir FOLDER); HF_HUB_OFFLINE=1 uses the hub's cache alone"
+        ) from error
+    except StrictDataclassError as error:
+        raise UnsupportedModel(
+            f"transformers {transformers.__version__} does not take the configuration of {source.location}: "
+            f"{' '.join(str(error).split())}"
         ) from error
     except ValueError as error:
         if "trust_remote_code" in str(error):
@@ -180,13 +190,30 @@ def _read_weights(source: Source, config: PreTrainedConfig, device: torch.device
     auto: Any = AutoModelForCausalLM
     model: PreTrainedModel
     model, info = auto.from_pretrained(
-        source.location, config=config, output_loading_info=True, **source.options, **options
+        source.location,
+        config=config,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused here, in a sentence
+        **source.options,
+        **options,
     )
+    if mismatched := sorted(info["mismatched_keys"]):
+        name, there, wanted = mismatched[0]
+        raise ValueError(
+            f"the checkpoint {source.location} has {len(mismatched)} weights of other shapes than its model, {name} "
+            f"{tuple(there)} instead of {tuple(wanted)} among them: it is of another architecture than its config.json "
+            "says, or of one that transformers does not have"
+        )
     if missing := sorted(info["missing_keys"]):
         raise ValueError(
             f"the checkpoint {source.location} lacks {len(missing)} weights of its model, {missing[0]} among them; "
             "it is incomplete, or of another architecture than its config.json says"
         )
+    if unused := sorted(name for name in info["unexpected_keys"] if not name.endswith(ENDS)):
+        logger.warning(
+            "%d weights of %s are not used, %s among them: transformers' %s does not know them, answers may be wrong",
+            len(unused), source.location, unused[0], type(model).__name__,
+        )  # fmt: skip
     return model
 
 

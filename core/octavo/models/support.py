@@ -10,6 +10,15 @@ from octavo.models.alibi import ROUTED
 
 _MODALITIES = re.compile("text|vision|audio|vq")
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_MPT: dict[str, tuple[Any, ...]] = {
+    "attn_type": ("multihead_attention",),
+    "qk_ln": (False,),
+    "prefix_lm": (False,),
+    "no_bias": (True,),
+    "norm_type": ("low_precision_layernorm", "layernorm"),
+    "logit_scale": (None,),
+}
+"""Settings of MPT that transformers' class passes over, with what it computes whatever they are."""
 
 
 def refusals(config: PreTrainedConfig, model_class: type[PreTrainedModel] | None) -> list[str]:
@@ -61,6 +70,13 @@ def _attention_refusals(config: PreTrainedConfig, model_class: type[PreTrainedMo
         reasons.append(
             "it adds linear position biases (ALiBi), with which BLOOM and MPT are served, in a way of its own"
         )
+    if config.model_type == "mpt" and routed:
+        settings = vars(config) | vars(config.attn_config)
+        reasons += [
+            f"transformers' {model_class.__name__} passes over its {name}={settings[name]}"
+            for name, computed in _MPT.items()
+            if settings.get(name, computed[0]) not in computed
+        ]
     if _value(config, "kv_lora_rank"):
         reasons.append(f"it has multi-head latent attention (kv_lora_rank={_value(config, 'kv_lora_rank')})")
     elif (values := _value(config, "v_head_dim")) and values != (keys := _value(config, "head_dim")):
