@@ -17,6 +17,7 @@ from octavo.bench.report import Report
 from octavo.bench.throughput import OCTAVO, PEER, Engine, Load, Turns, profile_rows, throughput_rows
 from octavo.bench.workload import Range, Uniform
 from octavo.models.load import load_random
+from tests import checkpoints
 from tests.bench.test_report import units_are_named
 from tests.checkpoints import VOCABULARY
 
@@ -59,6 +60,13 @@ def test_both_engines_give_the_same_tokens(tiny: Path) -> None:
     assert ours.threads == theirs.threads == 1
     assert 0 < ours.seconds < 60
     assert 100e6 < ours.peak_memory_bytes < 8e9
+
+
+def test_the_peer_attends_as_transformers_prefers(tmp_path: Path) -> None:
+    """BLOOM has no `sdpa`."""
+    theirs = worker.run(job(checkpoints.make("bloom", tmp_path), "transformers"))
+    assert theirs.backend == "eager"
+    assert [len(answer) for answer in theirs.answers] == [6, 3]
 
 
 def test_a_cache_that_is_kept_has_none_of_the_prefixes(tiny: Path) -> None:

@@ -94,7 +94,6 @@ class OctavoEngine:
 class TransformersEngine:
     """transformers' `generate` on one batch, padded on the left, which runs until its longest answer is there."""
 
-    backend = "sdpa"
     block_size: int | None = None
     compiled: bool | None = None
     captured_rows: Sequence[int] = ()
@@ -103,10 +102,11 @@ class TransformersEngine:
         device = choose_device(Settings().device, plugins())
         dtype, self.torch_device = getattr(torch, job.dtype), device.torch_device
         if job.random_weights:
-            loaded = load_random(job.model, dtype=dtype, device=self.torch_device, attention="sdpa")
+            loaded = load_random(job.model, dtype=dtype, device=self.torch_device, attention=None)
         else:
-            loaded = load(job.model, dtype=dtype, device=self.torch_device, attention="sdpa", progress=False)
+            loaded = load(job.model, dtype=dtype, device=self.torch_device, attention=None, progress=False)
         self.model: Any = loaded.model
+        self.backend = str(self.model.config._attn_implementation)
         self.padding = (loaded.tokenizer and loaded.tokenizer.pad_token_id) or 0
         # What `generate` is not told it takes from here, an end of sequence among it.
         self.model.generation_config = GenerationConfig(pad_token_id=self.padding)
