@@ -123,7 +123,8 @@ class _Question:
         if not order:
             asked = f" unless it is asked for by name ({', '.join(able)})" if able else ""
             raise BackendUnavailable(self._explain(f"no attention backend can serve this on {self.device.name}{asked}"))
-        for passed_over in itertools.takewhile(lambda one: one.name != order[0], self.candidates):
+        better = itertools.takewhile(lambda one: one.name != order[0], self.candidates)
+        for passed_over in better if self.specs else ():  # before a model is loaded nothing is chosen yet
             logger.info("attention: %s is chosen over %s", order[0], passed_over)
         return able[order[0]]
 
