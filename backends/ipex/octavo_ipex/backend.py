@@ -40,7 +40,8 @@ class CPUBackend(IPEXBackend):
     ) -> None:
         """As its base."""
         super().__init__(spec, block_size, device, options, sinks)
-        self._slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes)
+        slopes = spec.alibi_slopes
+        self._slopes = None if slopes is None else torch.tensor(slopes, dtype=torch.float32)
 
     def _attend(self, out: Tensor, query: Tensor, new: Pair, held: Pair, rows: Rows) -> None:
         self._operators.flash_attn_varlen_func(

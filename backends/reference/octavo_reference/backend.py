@@ -73,7 +73,9 @@ class ReferenceBackend(AttentionBackend):
         axes = options.pop("layout", None)
         super().__init__(spec, block_size, device, options, sinks)
         slopes = spec.alibi_slopes
-        self._slopes = None if slopes is None else torch.tensor(slopes, device=device.torch_device)[:, None, None]
+        self._slopes: Tensor | None = None
+        if slopes is not None:
+            self._slopes = torch.tensor(slopes, dtype=torch.float32, device=device.torch_device)[:, None, None]
         if axes is not None:
             self.layout = Axes(*([axes] if isinstance(axes, str) else axes))(spec, block_size)
 

@@ -28,11 +28,13 @@ def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spec_of(
     heads: int, kv_heads: int, size: int, window: int | None, softcap: float | None, sinks: bool,
-    batch_invariant: bool = False, kv_dtype: torch.dtype = torch.float32,
+    batch_invariant: bool = False, kv_dtype: torch.dtype = torch.float32, alibi: bool = False,
 ) -> AttentionSpec:  # fmt: skip
+    slopes = tuple(2.0 ** -(5 + head) for head in range(heads))  # so small that distant keys keep some weight
     return AttentionSpec(
         layers=1, heads=heads, kv_heads=kv_heads, head_size=size, scale=size**-0.5, dtype=torch.float32,
         kv_dtype=kv_dtype, window=window, softcap=softcap, sinks=sinks, batch_invariant=batch_invariant,
+        alibi_slopes=slopes if alibi else None,
     )  # fmt: skip
 
 
@@ -43,6 +45,8 @@ def dense(spec: AttentionSpec, query: Tensor, key: Tensor, value: Tensor, sinks:
     scores = torch.einsum("hd,chd->hc", query.double(), key) * spec.scale
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    if spec.alibi_slopes is not None:
+        scores += torch.tensor(spec.alibi_slopes).double()[:, None] * torch.arange(1 - len(key), 1)
     if sinks is not None:
         scores = torch.cat([scores, sinks.double()[:, None]], dim=1)
     weights = scores.softmax(1)[:, : len(key)]
@@ -81,9 +85,10 @@ def decode(
 @pytest.mark.usefixtures("many_threads")
 @pytest.mark.parametrize("block_size", [1, 16, 100, 256])
 @pytest.mark.parametrize("window", [None, 700])
-def test_long_contexts_are_split_and_joined(block_size: int, window: int | None) -> None:
+@pytest.mark.parametrize("alibi", [False, True])
+def test_long_contexts_are_split_and_joined(block_size: int, window: int | None, alibi: bool) -> None:
     torch.manual_seed(block_size)
-    spec = spec_of(4, 2, 64, window, None, sinks=True)
+    spec = spec_of(4, 2, 64, window, None, sinks=True, alibi=alibi)
     out, truth, parts = decode(spec, block_size, [3000, 1, 1025], torch.randn(4))
     assert parts > 1
     assert (out - truth).norm() < 1e-5 * truth.norm()
@@ -104,16 +109,33 @@ def test_a_row_whose_bits_are_its_own_affair_is_not_split_by_how_many_there_are(
     kv_heads=st.integers(1, 3), group=st.integers(1, 9), lanes=st.integers(1, 33),
     block_size=st.sampled_from([1, 3, 8, 32]),
     contexts=st.lists(st.integers(1, 70), min_size=1, max_size=4), window=st.one_of(st.none(), st.integers(1, 80)),
-    softcap=st.sampled_from([None, 5.0]), sinks=st.booleans(), kv_dtype=st.sampled_from(KV_DTYPES),
-    seed=st.integers(0, 1000),
+    softcap=st.sampled_from([None, 5.0]), sinks=st.booleans(), alibi=st.booleans(),
+    kv_dtype=st.sampled_from(KV_DTYPES), seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_any_shape(
     kv_heads: int, group: int, lanes: int, block_size: int, contexts: list[int], window: int | None,
-    softcap: float | None, sinks: bool, kv_dtype: torch.dtype, seed: int,
+    softcap: float | None, sinks: bool, alibi: bool, kv_dtype: torch.dtype, seed: int,
 ) -> None:  # fmt: skip
     torch.manual_seed(seed)
-    spec = spec_of(kv_heads * group, kv_heads, lanes * 8, window, softcap, sinks, kv_dtype=kv_dtype)
+    spec = spec_of(kv_heads * group, kv_heads, lanes * 8, window, softcap, sinks, kv_dtype=kv_dtype, alibi=alibi)
     out, truth, _ = decode(spec, block_size, contexts, torch.randn(kv_heads * group) if sinks else None)
+    assert (out - truth).norm() < 1e-5 * truth.norm()
+
+
+def test_slopes_are_float32_whatever_the_default_is() -> None:
+    """The kernel reads them as such."""
+    spec = spec_of(4, 2, 8, None, None, sinks=False, alibi=True)
+    torch.manual_seed(0)
+    truth = decode(spec, 16, [50], None)[1]
+    torch.set_default_dtype(torch.float64)
+    try:
+        backend = FlashDecodingBackend(spec, 16, CPU())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(decode.__globals__, "FlashDecodingBackend", lambda *_: backend)
+        out = decode(spec, 16, [50], None)[0]
     assert (out - truth).norm() < 1e-5 * truth.norm()
 
 
