@@ -84,7 +84,7 @@ class Turns:
 
     @property
     def peer(self) -> list[Measurement]:
-        """None where it took no turns."""
+        """Empty where it took no turns."""
         return self.taken.get(Engine(PEER), [])
 
     @property

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from triton import knobs
 
 from octavo.attention.device import CPU, HIP
 from octavo_rocm.backend import FlashDecodingBackend, PagedBackend, ROCmBackend
@@ -123,6 +124,6 @@ def test_they_are_not_compiled_for_it(backend: type[ROCmBackend]) -> None:
 
 
 def test_where_triton_interprets_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(knobs.runtime, "interpret", True)  # what is interpreted before this leaves the variable unread
     with pytest.raises(ImportError, match="TRITON_INTERPRET is set, with which Triton compiles nothing: unset it"):
         PagedBackend.ahead()
