@@ -9,6 +9,7 @@ import torch
 from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
+from octavo.attention.wish import UnknownBackend
 from octavo.bench import throughput, worker
 from octavo.bench.cli import app
 from octavo.bench.exchange import Exchange
@@ -181,6 +182,15 @@ def test_each_backend_takes_its_turn(tiny: Path, in_process: list[Job], tmp_path
     ]  # fmt: skip
     assert [row["identical_requests"] for row in report.rows] == [None, 1, 1, 1, 1]
     assert all(row["output_tokens_per_second_ratio"] for row in report.rows)
+
+
+@pytest.mark.parametrize("attention", ["referense", "prefill=reference,decode=any/referense"])
+def test_a_backend_that_nobody_has_is_told_before_anything_is_measured(
+    attention: str, tiny: Path, in_process: list[Job]
+) -> None:
+    with pytest.raises(UnknownBackend, match=r'there is no backend "(any/)?referense", but .*reference'):
+        run("throughput", "--model", str(tiny), "--attention", "reference", "--attention", attention)
+    assert not in_process
 
 
 def test_random_weights_are_the_same_for_both_engines(tiny: Path, tmp_path: Path, in_process: list[Job]) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from octavo.attention.installed import backends
+from octavo.attention.wish import UnknownBackend, close_matches, parse
 from octavo.bench.exchange import Exchange
 from octavo.bench.job import Job, Measurement, ProfileRow, measure
 from octavo.bench.machine import Fact, machine
@@ -14,6 +16,7 @@ from octavo.bench.profiler import ENGINE, MODEL
 from octavo.bench.report import Report
 from octavo.bench.workload import Range, Source, Uniform, model_folder
 from octavo.models.source import configuration_at
+from octavo.plugins import Plugins
 
 OCTAVO, UNCOMPILED, PEER = "octavo", "octavo, not compiled", "transformers"
 DTYPES = ("float32", "float16", "bfloat16")
@@ -249,6 +252,17 @@ def profile_rows(measured: Measurement, load: Load, seconds: float) -> list[dict
 def _is_shown(row: ProfileRow, whole: float) -> bool:
     """A place always; an operator that matters, but not the Python of a place that is nothing else."""
     return not row.operator or (row.seconds >= SHOWN_SHARE * whole and row.where not in (MODEL, ENGINE))
+
+
+def check_names(attention: Sequence[str], installed: Plugins) -> None:
+    """Before minutes are measured: raises UnknownBackend for what nobody has. Whether it can run, its turn tells."""
+    known = [name for one in backends(installed) for name in (one.kind.name, one.kind.qualified_name())]
+    for text in attention:
+        wish = parse(text)
+        for name in wish.phases or ((wish.name,) if wish.name else ()):
+            if name not in map(str.casefold, known):
+                close = close_matches(name, known) or known
+                raise UnknownBackend(f'--attention {text}: there is no backend "{name}", but {", ".join(close)}')
 
 
 def model_of(name: str | None, random_config: Path | None, dtype: str) -> str:

@@ -50,7 +50,8 @@ def throughput(
     attention: Annotated[
         list[str] | None,
         typer.Option(
-            help="A backend, as ATTENTION names them. May be given several times: octavo is measured with each in turn."
+            help="A backend, as ATTENTION names them. May be given several times: octavo is measured with each in "
+            "turn. Default: as the variable says."
         ),
     ] = None,
     block_size: Annotated[int | None, setting("block_size")] = None,
@@ -75,8 +76,9 @@ def throughput(
     ] = None,
 ) -> None:
     """Tokens a second, octavo and transformers' generate in turn, each time in a fresh process."""
-    from octavo.bench.throughput import Load, Options, model_of, run
+    from octavo.bench.throughput import Load, Options, check_names, model_of, run
     from octavo.bench.workload import Range
+    from octavo.plugins import plugins
 
     if peer and temperature:
         raise ValueError(
@@ -85,6 +87,7 @@ def throughput(
         )
     if sharegpt and uniform:
         raise ValueError("requests come from ShareGPT or are uniform: give --sharegpt or --uniform")
+    check_names(attention or (), plugins())
     loads = [Load(requests, Range(input_min, input_max), Range(output_min, output_max))]
     if single:
         loads.append(Load(1, Range(single_input, single_input), Range(single_output, single_output)))
