@@ -9,7 +9,6 @@ import torch
 from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
-from octavo.attention.wish import UnknownBackend
 from octavo.bench import throughput, worker
 from octavo.bench.cli import app
 from octavo.bench.exchange import Exchange
@@ -176,21 +175,11 @@ def test_each_backend_takes_its_turn(tiny: Path, in_process: list[Job], tmp_path
     assert taken == [*turn, *turn, ours[0]], "and the profile is the first backend's"
     report = Report.read(tmp_path / "t.json")
     assert [(row["engine"], row["backend"]) for row in report.rows] == [
-        ("transformers", "sdpa"),
-        ("octavo", "any/reference"), ("octavo, not compiled", "any/reference"),
+        ("transformers", "sdpa"), ("octavo", "any/reference"), ("octavo, not compiled", "any/reference"),
         ("octavo", "cpu/flashdecoding"), ("octavo, not compiled", "cpu/flashdecoding"),
     ]  # fmt: skip
     assert [row["identical_requests"] for row in report.rows] == [None, 1, 1, 1, 1]
     assert all(row["output_tokens_per_second_ratio"] for row in report.rows)
-
-
-@pytest.mark.parametrize("attention", ["referense", "prefill=reference,decode=any/referense"])
-def test_a_backend_that_nobody_has_is_told_before_anything_is_measured(
-    attention: str, tiny: Path, in_process: list[Job]
-) -> None:
-    with pytest.raises(UnknownBackend, match=r'there is no backend "(any/)?referense", but .*reference'):
-        run("throughput", "--model", str(tiny), "--attention", "reference", "--attention", attention)
-    assert not in_process
 
 
 def test_random_weights_are_the_same_for_both_engines(tiny: Path, tmp_path: Path, in_process: list[Job]) -> None:
@@ -278,9 +267,8 @@ def test_waste_as_a_command(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_table_and_page(tmp_path: Path) -> None:
-    row = throughput_rows(
-        Turns(Load(2, Range(1, 9), Range(3, 6)), {Engine(OCTAVO): [measurement(1.0, [[1]])]}), EXCHANGES
-    )
+    turns = Turns(Load(2, Range(1, 9), Range(3, 6)), {Engine(OCTAVO): [measurement(1.0, [[1]])]})
+    row = throughput_rows(turns, EXCHANGES)
     report = Report(bench="throughput", workload={"model": "m"}, rows=row)
     report.write(tmp_path / "t.json")
     assert run("table", str(tmp_path / "t.json")).stdout.strip() == report.markdown()
@@ -297,6 +285,8 @@ def test_table_and_page(tmp_path: Path) -> None:
         (["throughput", "--input-min", "9", "--input-max", "5"], "from 9 to 5"),
         (["throughput", "--peer", "--temperature", "0.5"], "temperature is 0.5, and the peer is compared token by"),
         (["throughput", "--sharegpt", "--uniform"], "give --sharegpt or --uniform"),
+        (["throughput", "--attention", "referense"], 'there is no backend "referense", but .*reference'),
+        (["throughput", "--attention", "prefill=paged,decode=any/referense"], 'no backend "any/referense", but any/'),
         (["table", "pyproject.toml"], "pyproject.toml is no result of a benchmark"),
     ],
 )
