@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from octavo.attention.contract import AttentionBackend, AttentionBatch, AttentionSpec, Capabilities
-from octavo.attention.device import Device
+from octavo.attention.contract import AttentionBackend, AttentionBatch, Capabilities
 from octavo.attention.phases import phased
 from octavo.kv.dtypes import Unmixed
 from octavo.kv.layout import KVCache, LayoutType
@@ -29,19 +28,6 @@ class CPUBackend(IPEXBackend):
     platform = "ipex"
     build = library.CPU
     layout_type: ClassVar[LayoutType] = Unmixed(CPULayout.of, pairs=((torch.float32, FP8), (torch.bfloat16, FP8)))
-
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        block_size: int,
-        device: Device,
-        options: Mapping[str, Any] | None = None,
-        sinks: Tensor | None = None,
-    ) -> None:
-        """As its base."""
-        super().__init__(spec, block_size, device, options, sinks)
-        slopes = spec.alibi_slopes
-        self._slopes = None if slopes is None else torch.tensor(slopes, dtype=torch.float32)
 
     def _attend(self, out: Tensor, query: Tensor, new: Pair, held: Pair, rows: Rows) -> None:
         self._operators.flash_attn_varlen_func(
@@ -83,20 +69,13 @@ class PagedBackend(CPUBackend):
         features=frozenset({"window", "softcap", "alibi"}), prefix_caching=True,
     )  # fmt: skip
 
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        block_size: int,
-        device: Device,
-        options: Mapping[str, Any] | None = None,
-        sinks: Tensor | None = None,
-    ) -> None:
-        """As its base."""
-        super().__init__(spec, block_size, device, options, sinks)
-        self._biased: AttentionBackend | None = None
-        if spec.alibi_slopes is not None:
-            alone = spec.features == {"alibi"} and self._unmixed()
-            self._biased = (phased(_Prompts, _Decodes) if alone else _Prompts)(spec, block_size, device)
+    @cached_property
+    def _biased(self) -> AttentionBackend | None:
+        """What does all, over the same cache, where there is ALiBi."""
+        if self.spec.alibi_slopes is None:
+            return None
+        alone = self.spec.features == {"alibi"} and self._unmixed()
+        return (phased(_Prompts, _Decodes) if alone else _Prompts)(self.spec, self.block_size, self.device)
 
     def plan(self, batch: AttentionBatch, bucket: int | None = None) -> Any:
         """As its base."""

@@ -57,6 +57,8 @@ class IPEXBackend(AttentionBackend):
         self._operators = library.operators(self.build)
         self._window = OFF if spec.window is None else spec.window - 1  # keys before the query's own
         self._softcap = float(OFF if spec.softcap is None else spec.softcap)
+        slopes = spec.alibi_slopes
+        self._slopes = None if slopes is None else torch.tensor(slopes, dtype=torch.float32)
 
     @classmethod
     def probe(cls, device: Device) -> str | None:
@@ -101,8 +103,8 @@ class IPEXBackend(AttentionBackend):
         """Rows of any kind; `new` are this step's keys and values, which `held`, the cache, has too."""
 
     def _decode(self, out: Tensor, query: Tensor, new: Pair, held: Pair, rows: Rows) -> None:
-        """Rows with one query each, where they decode alone."""
-        raise NotImplementedError
+        """Rows with one query each, where they decode alone: as any others, but for who has a call for them."""
+        self._attend(out, query, new, held, rows)
 
     def _check(self, query: Tensor, held: Pair, parts: list[Rows]) -> None:
         """What would be read or written out of range. Raises ValueError."""
