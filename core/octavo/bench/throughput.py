@@ -256,12 +256,13 @@ def _is_shown(row: ProfileRow, whole: float) -> bool:
 
 def check_names(attention: Sequence[str], installed: Plugins) -> None:
     """Before minutes are measured: raises UnknownBackend for what nobody has. Whether it can run, its turn tells."""
-    known = [name for one in backends(installed) for name in (one.kind.name, one.kind.qualified_name())]
+    qualified = [one.kind.qualified_name() for one in backends(installed)]
+    known = dict.fromkeys([*qualified, *(name.partition("/")[2] for name in qualified)])
     for text in attention:
         wish = parse(text)
         for name in wish.phases or ((wish.name,) if wish.name else ()):
             if name not in map(str.casefold, known):
-                close = close_matches(name, known) or known
+                close = close_matches(name, known) or qualified
                 raise UnknownBackend(f'--attention {text}: there is no backend "{name}", but {", ".join(close)}')
 
 
